@@ -1,0 +1,58 @@
+"""Which model, and how its weights are read."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from xllm.core.config.option import check_bounds, option
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """The model and its weights."""
+
+    model: str = option(
+        "smollm2",
+        "Local folder, GGUF file, Hugging Face id or bundled short name of the model.",
+        positional=True,
+    )
+    served_model_name: str | None = option(
+        None, "Name that the API shows and accepts; by default the model argument."
+    )
+    tokenizer: str | None = option(
+        None, "Folder or id of the tokenizer when it is not beside the weights."
+    )
+    revision: str | None = option(None, "Branch, tag or commit of a Hugging Face model.")
+    dtype: str = option(
+        "auto",
+        "Type of weights and activations; auto takes bfloat16 where the device computes it fast.",
+        choices=("auto", "bfloat16", "float16", "float32"),
+    )
+    quantization: str | None = option(
+        None, "Quantize weights while loading: int8 is weight-only, per channel.", choices=("int8",)
+    )
+    load_format: str = option(
+        "auto",
+        "Checkpoint format; dummy fills seeded random weights from the config alone.",
+        choices=("auto", "safetensors", "gguf", "dummy"),
+    )
+    max_model_len: int | None = option(
+        None, "Longest prompt plus answer in tokens; by default what the model allows.", low=1
+    )
+    chat_template: str | None = option(
+        None, "File with a Jinja chat template that replaces the model's own."
+    )
+    generation_config: str = option(
+        "auto",
+        "Take sampling defaults from the model's generation_config.json (auto) or not (none).",
+        choices=("auto", "none"),
+    )
+    seed: int = option(0, "Seed of dummy weights and of requests that bring no seed.")
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+    @property
+    def api_name(self) -> str:
+        """The model name in the API."""
+        return self.served_model_name or self.model

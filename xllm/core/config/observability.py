@@ -1,0 +1,23 @@
+"""Logs and metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from xllm.core.config.option import check_bounds, option
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ObservabilityConfig:
+    """What is logged and counted."""
+
+    log_level: str = option(
+        "info", "Least severe level that is logged.", choices=("debug", "info", "warning", "error")
+    )
+    log_requests: bool = option(False, "Log one line per request, without its text.")
+    log_stats_interval: float = option(
+        10.0, "Seconds between throughput lines while requests run; 0 logs none.", low=0
+    )
+
+    def __post_init__(self) -> None:
+        check_bounds(self)

@@ -1,0 +1,38 @@
+"""The HTTP server: where it listens, whom it lets in, how much it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from xllm.core.config.option import check_bounds, option
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ServerConfig:
+    """Listening, authorisation and request limits."""
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on.", low=0, high=65535)
+    api_key: list[str] = option([], "Key that clients must send as a bearer token; repeatable.")
+    allowed_origins: list[str] = option(
+        [], "Origins that browsers may call from, as a JSON list; none by default."
+    )
+    enable_admin: bool = option(False, "Serve the administration routes.")
+    root_path: str = option("", "Path prefix when served behind a proxy.")
+    shutdown_timeout: float = option(
+        30.0, "Seconds that running requests get to finish after SIGTERM.", low=0
+    )
+    max_body_bytes: int = option(16 << 20, "Largest request body in bytes.", low=1024)
+    max_n: int = option(128, "Largest n of one request.", low=1)
+    max_prompts: int = option(1024, "Most prompts in one completion request.", low=1)
+    max_logprobs: int = option(20, "Most alternatives per token in logprobs.", low=0)
+    max_stop: int = option(64, "Most stop strings or stop token ids of one request.", low=1)
+    max_logit_bias: int = option(1024, "Most entries of logit_bias.", low=1)
+    max_bad_words: int = option(256, "Most entries of bad_words.", low=1)
+    request_timeout: float = option(
+        600.0, "Seconds after which a request is cancelled; 0 means never.", low=0
+    )
+    tool_call_parser: str | None = option(None, "Format of the model's tool calls.", hidden=True)
+
+    def __post_init__(self) -> None:
+        check_bounds(self)

@@ -1,0 +1,42 @@
+"""Messages to the engine process."""
+
+from __future__ import annotations
+
+import msgspec
+
+from xllm.core.request.request import Request
+
+
+class AddRequests(msgspec.Struct, frozen=True, tag="add"):
+    """Start these requests; they were validated by the sender."""
+
+    requests: list[Request]
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
+    """Stop these sequences. ``choices`` runs parallel to ``handles``; -1 means every choice.
+
+    ``stopped`` tells a stop string (the answer is complete) from a cancelled request: only the
+    latter counts as aborted.
+    """
+
+    handles: list[int]
+    choices: list[int]
+    stopped: bool = False
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """A client announces itself; the engine answers with ``EngineReady`` (again, if need be)."""
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Accept nothing new, finish what runs within ``timeout_seconds``, then exit."""
+
+    timeout_seconds: float
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
+    """Forget every cached block that no sequence uses."""
+
+
+ToEngine = AddRequests | AbortRequests | Hello | Drain | ResetPrefixCache

@@ -1,0 +1,1 @@
+"""Small helpers without a domain: the lazy registry and array encoding."""
