@@ -1,1 +1,1 @@
-"""Small helpers without a domain: the lazy registry and array encoding."""
+"""Small helpers without a domain: the lazy registry, array encoding, the GGUF container."""

@@ -1,0 +1,35 @@
+"""The files of a resolved model, as plain values that cross process boundaries as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFiles:
+    """Where a model's parts lie and what they say about it.
+
+    Built by ``modeling.weights.source.resolve_model``; every path is local and absolute.
+    """
+
+    name: str  # the model argument as given
+    folder: str  # holds the weights (and usually the tokenizer)
+    config: dict[str, Any]  # config.json, or its equivalent made from GGUF metadata
+    format: str  # "safetensors", "gguf" or "dummy"
+    weights: tuple[str, ...] = ()  # weight files; empty for dummy
+    tokenizer_file: str | None = None  # tokenizer.json
+    gguf_file: str | None = None  # set when tokenizer and template come from GGUF metadata
+    tokenizer_config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    generation_config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    chat_template: str | None = None  # Jinja source
+    vocab_size: int | None = None  # token ids the tokenizer knows; None without a tokenizer
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a sequence: the generation config's, else the model config's."""
+        for source in (self.generation_config, self.config):
+            value = source.get("eos_token_id")
+            if value is not None:
+                return tuple(value) if isinstance(value, list | tuple) else (int(value),)
+        return ()
