@@ -1,0 +1,17 @@
+"""What a started worker tells the engine."""
+
+from __future__ import annotations
+
+import msgspec
+
+from xllm.kv_cache.layout.spec import CacheGroup
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of a loaded model on its device. Groups are sized (``num_blocks`` set)."""
+
+    cache_groups: tuple[CacheGroup, ...]
+    vocab_size: int  # real vocabulary, padding excluded
+    max_model_len: int  # tokens
+    eos_token_ids: tuple[int, ...] = ()
+    async_device: bool = False  # execute() returns before the device has computed
