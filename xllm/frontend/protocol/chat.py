@@ -1,0 +1,163 @@
+"""``/v1/chat/completions``: request, answer and stream chunks."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from xllm.frontend.protocol.sampling import CommonFields
+from xllm.frontend.protocol.usage import Usage
+
+
+class ContentPart(msgspec.Struct):
+    """One part of a message; only ``text`` parts are served."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(msgspec.Struct):
+    """A call that the assistant made; ``arguments`` is JSON text."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct):
+    """One entry of an assistant message's ``tool_calls``."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: str = "function"
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """One turn of the conversation."""
+
+    role: str
+    content: str | list[ContentPart | str] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ToolFunction(msgspec.Struct):
+    """A function that the model may call; ``parameters`` is a JSON schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct):
+    """A tool definition; only functions exist."""
+
+    type: str
+    function: ToolFunction
+
+
+class ChatCompletionRequest(CommonFields, kw_only=True):
+    """Body of a chat request."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TopLogprob(msgspec.Struct):
+    """An alternative token; ``bytes`` are its UTF-8 bytes, which may split a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct):
+    """The token that was taken, and the alternatives, best first."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Logprobs of the tokens of one choice or delta."""
+
+    content: list[TokenLogprob]
+
+
+class AssistantMessage(msgspec.Struct):
+    """The answer of one choice."""
+
+    content: str | None
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """One of ``n`` answers. ``stop_reason`` is the stop string or token id that ended it."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct):
+    """Answer of a chat request."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+    system_fingerprint: None = None
+    prompt_logprobs: list[Any] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, omit_defaults=True):
+    """What a chunk adds to a choice."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct):
+    """One choice's part of a chunk."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(msgspec.Struct):
+    """One event of a chat stream. ``usage`` is absent unless asked for."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    prompt_token_ids: list[int] | UnsetType = UNSET

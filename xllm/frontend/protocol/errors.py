@@ -1,0 +1,75 @@
+"""Errors in the OpenAI shape: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+import msgspec
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class ErrorBody(msgspec.Struct):
+    """What went wrong, for people (``message``) and programs (``type``, ``param``, ``code``)."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | int | None = None
+
+
+class ErrorResponse(msgspec.Struct):
+    """Body of every error answer, and the last event of a stream that failed."""
+
+    error: ErrorBody
+
+
+class RequestError(Exception):
+    """A request that cannot be served, with the HTTP status that says so.
+
+    Args:
+        status: HTTP status.
+        message: one sentence; for a bad field it starts with the field's name.
+        param: the field at fault.
+        code: machine-readable cause, by default the status.
+        type: OpenAI error type, by default the one that fits the status.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | int | None = None,
+        type: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = status if code is None else code
+        fallback = "invalid_request_error" if status < 500 else "server_error"
+        self.type = type or _TYPES.get(status, fallback)
+
+    def body(self) -> ErrorResponse:
+        """The answer's body."""
+        return ErrorResponse(ErrorBody(self.message, self.type, self.param, self.code))
+
+    @classmethod
+    def bad_field(cls, field: str, problem: str) -> RequestError:
+        """400 for one field: ``problem`` continues the sentence that the name begins."""
+        return cls(400, f"{field} {problem}", param=field)
+
+    @classmethod
+    def from_value_error(cls, error: ValueError) -> RequestError:
+        """400 from the house's ``ValueError``, whose message starts with the field's name."""
+        message = str(error)
+        field = message.partition(" ")[0]
+        return cls(400, message, param=field if field.isidentifier() else None)

@@ -1,0 +1,25 @@
+"""``/v1/models``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class ModelCard(msgspec.Struct):
+    """One served model; ``max_model_len`` is its context length in tokens."""
+
+    id: str
+    created: int
+    max_model_len: int
+    root: str
+    object: Literal["model"] = "model"
+    owned_by: str = "xllm"
+
+
+class ModelList(msgspec.Struct):
+    """Every served model."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"

@@ -1,0 +1,65 @@
+"""Fields that chat and completion requests share, under their OpenAI and vLLM names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream carries beside text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    """Asked form of the answer; only ``text`` is served."""
+
+    type: str
+    json_schema: Any = None
+    schema: Any = None
+
+
+class CommonFields(msgspec.Struct, kw_only=True):
+    """Sampling and bookkeeping fields of both generation endpoints. Null means the default.
+
+    Without a value a sampling field takes the model's generation config, else the API's default.
+    ``user``, ``metadata``, ``store`` and ``service_tier`` are accepted and change nothing.
+    """
+
+    model: str | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: Any = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    user: str | None = None
+    metadata: Any = None
+    store: bool | None = None
+    service_tier: str | None = None
