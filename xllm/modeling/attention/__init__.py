@@ -1,0 +1,25 @@
+"""Attention backends, one file each, found by name.
+
+Owns how paged attention runs on a device and what it must plan per step.
+Does not own the KV cache's memory (``kv_cache.storage``) nor block tables (``execution``).
+"""
+
+from xllm.modeling.attention.base import (
+    AttentionBackend,
+    AttentionMetadata,
+    CacheKind,
+    ForwardContext,
+    GraphSupport,
+    cache_groups,
+)
+from xllm.modeling.attention.registry import load_backend
+
+__all__ = [
+    "AttentionBackend",
+    "AttentionMetadata",
+    "CacheKind",
+    "ForwardContext",
+    "GraphSupport",
+    "cache_groups",
+    "load_backend",
+]

@@ -1,0 +1,104 @@
+"""What a forward pass is told about its batch, and what an attention backend must offer.
+
+Shapes: T tokens of the step, S rows, B blocks per row, Hq/Hk query/KV heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from xllm.modeling.layers.attention import Attention
+
+
+@dataclasses.dataclass(slots=True)
+class AttentionMetadata:
+    """One step's batch as one cache group sees it. Borrowed: valid until the next step is built.
+
+    Row ``i`` computes its tokens ``seq_lens[i] - query_len(i) .. seq_lens[i]``; they lie at
+    ``query_start_loc[i] .. query_start_loc[i + 1]`` of the flat batch. ``block_table[i, p // bs]``
+    holds position ``p``; in a sliding-window group, entries wholly left of every query's window
+    are stale and must not be read.
+    """
+
+    query_start_loc: Tensor  # (S + 1,) int32
+    seq_lens: Tensor  # (S,) int32, tokens in the cache after this step
+    block_table: Tensor  # (S, B) int32
+    slot_mapping: Tensor  # (T,) int64: block * block_size + offset; negative means "do not write"
+    max_query_len: int
+    max_seq_len: int
+
+
+@dataclasses.dataclass(slots=True)
+class ForwardContext:
+    """Everything a model's forward needs besides ids and positions.
+
+    ``kv_caches[layer]`` is a pair of views of logical shape (num_blocks, block_size, Hk, D) with
+    any strides; ``metadata[group_of_layer[layer]]`` describes the batch for that layer.
+    """
+
+    metadata: tuple[AttentionMetadata, ...]
+    kv_caches: list[tuple[Tensor, Tensor]]
+    group_of_layer: tuple[int, ...]
+    backend: AttentionBackend
+
+
+class GraphSupport(enum.IntEnum):
+    """Which batches a device graph may capture with the backend inside. Higher includes lower."""
+
+    NONE = 0
+    DECODE = 1  # one query token per row
+    UNIFORM = 2  # the same number of query tokens in every row
+    ALWAYS = 3
+
+
+class AttentionBackend(Protocol):
+    """Paged causal attention on one kind of device. Holds no request state."""
+
+    graph_support: GraphSupport
+    preferred_block_size: int
+
+    def kv_cache_shape(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
+    ) -> tuple[int, ...]:
+        """Physical shape of one layer's cache: one tensor that holds keys and values."""
+        ...
+
+    def kv_views(self, cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Key and value views (num_blocks, block_size, Hk, D) of a tensor of that shape."""
+        ...
+
+    def plan(self, metadata: AttentionMetadata) -> None:
+        """Prepare one step of one group, outside any graph, before the first ``forward``."""
+        ...
+
+    def forward(self, q: Tensor, layer: Attention, context: ForwardContext) -> Tensor:
+        """Attend ``q`` (T, Hq, D) to the cache, which holds this step's keys already.
+
+        Returns (T, Hq * D).
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CacheKind:
+    """What a layer's KV cache must hold. Layers of equal kind share a group."""
+
+    kind: Literal["full", "sliding_window"]
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None  # tokens visible to a query, itself included
+
+
+def cache_groups(model: nn.Module) -> list[tuple[CacheKind, tuple[int, ...]]]:
+    """The model's attention layers by cache kind, in order of each kind's first layer."""
+    groups: dict[CacheKind, list[int]] = {}
+    for module in model.modules():
+        kind = getattr(module, "cache_kind", None)
+        if kind is not None:
+            groups.setdefault(kind, []).append(module.layer_id)
+    return [(kind, tuple(layers)) for kind, layers in groups.items()]

@@ -1,0 +1,76 @@
+"""Self-attention over the paged KV cache, without the projections around it."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from xllm.hardware.kernels import ops
+from xllm.modeling.attention.base import CacheKind, ForwardContext
+from xllm.modeling.layers.norm import RMSNorm
+from xllm.modeling.layers.rotary import RotaryTable
+
+
+class Attention(nn.Module):
+    """Per-head norm (where the family has it), rotation, cache write, attention.
+
+    Args:
+        layer_id: index of the layer's cache in ``ForwardContext.kv_caches``.
+        scale: factor of the query-key products.
+        window: keys visible to a query, itself included; 0 is all before it.
+        softcap: ``c`` of ``c * tanh(score / c)``; 0 is none.
+        q_norm, k_norm: norms over the head dimension, or None. Owned by the caller.
+    """
+
+    def __init__(
+        self,
+        layer_id: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rotary: RotaryTable,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
+    ) -> None:
+        super().__init__()
+        self.layer_id = layer_id
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.scale = scale
+        self.window = window
+        self.softcap = softcap
+        self._rotary = (rotary,)  # in tuples: shared or owned elsewhere, no submodules of ours
+        self._norms = (q_norm, k_norm)
+
+    @property
+    def cache_kind(self) -> CacheKind:
+        """What this layer's cache holds."""
+        if self.window:
+            return CacheKind("sliding_window", self.num_kv_heads, self.head_dim, self.window)
+        return CacheKind("full", self.num_kv_heads, self.head_dim)
+
+    def forward(self, qkv: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+        """qkv (T, (Hq + 2 Hk) * D), positions (T,) -> (T, Hq * D); writes the KV cache."""
+        metadata = context.metadata[context.group_of_layer[self.layer_id]]
+        k_cache, v_cache = context.kv_caches[self.layer_id]
+        q_norm, k_norm = self._norms
+        q = ops.qk_norm_rope_kv_write(
+            qkv,
+            positions,
+            self._rotary[0].cos_sin,
+            k_cache,
+            v_cache,
+            metadata.slot_mapping,
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            q_norm.weight if q_norm is not None else None,
+            k_norm.weight if k_norm is not None else None,
+            q_norm.eps if q_norm is not None else 0.0,
+            q_norm.offset if q_norm is not None else 0.0,
+        )
+        return context.backend.forward(q, self, context)

@@ -1,0 +1,36 @@
+"""The gated feed-forward block."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from xllm.hardware.kernels import ops
+from xllm.modeling.layers.linear import GateUpLinear, Linear
+from xllm.modeling.quantization.base import QuantMethod
+
+
+class GatedMLP(nn.Module):
+    """``down(activation(gate(x)) * up(x))``, (T, H) -> (T, H)."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: str,
+        *,
+        bias: bool,
+        method: QuantMethod,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.gate_up_proj = GateUpLinear(
+            hidden_size, intermediate_size, bias=bias, method=method, dtype=dtype
+        )
+        self.down_proj = Linear(
+            intermediate_size, hidden_size, bias=bias, method=method, dtype=dtype
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(ops.act_and_mul(self.gate_up_proj(x), self.activation))

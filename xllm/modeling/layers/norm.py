@@ -1,0 +1,36 @@
+"""RMS normalization, alone and fused with the residual addition before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from xllm.hardware.kernels import ops
+from xllm.modeling.layers.target import Target
+
+
+class RMSNorm(nn.Module):
+    """``x / rms(x) * (offset + weight)``, computed in float32. Gemma's offset is 1, else 0."""
+
+    def __init__(self, size: int, eps: float, *, offset: float = 0.0, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.eps = eps
+        self.offset = offset
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype), False)
+
+    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
+        dummy = "zeros" if self.offset else "ones"
+        yield f"{prefix}.weight", Target(tuple(self.weight.shape), self.weight.copy_, dummy)
+
+    def after_load(self) -> None:
+        pass
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(T, H) -> (T, H)."""
+        return ops.rms_norm(x, self.weight, self.eps, self.offset)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """``residual += x`` in place; returns the normalized sum and the sum."""
+        return ops.fused_add_rms_norm(x, residual, self.weight, self.eps, self.offset)

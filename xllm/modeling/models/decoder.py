@@ -1,0 +1,188 @@
+"""The pre-norm decoder that most families share: attention, gated MLP, residual stream.
+
+Module and parameter names follow the community checkpoints, so names need no translation except
+for projections that are one matrix here and several there (``layers.linear``).
+Shapes: T tokens, H hidden size, M rows whose logits are wanted, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from xllm.modeling.attention.base import ForwardContext
+from xllm.modeling.layers.attention import Attention
+from xllm.modeling.layers.embedding import Embedding, Head
+from xllm.modeling.layers.linear import Linear, QKVLinear
+from xllm.modeling.layers.mlp import GatedMLP
+from xllm.modeling.layers.norm import RMSNorm
+from xllm.modeling.layers.rope_config import RopeConfig
+from xllm.modeling.layers.rotary import RotaryTable
+from xllm.modeling.models.config import DecoderConfig
+from xllm.modeling.quantization.base import QuantMethod
+
+
+class SelfAttention(nn.Module):
+    """Projections around paged attention, with per-head norms where the family has them."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layer_id: int,
+        rotary: RotaryTable,
+        method: QuantMethod,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+        self.qkv_proj = QKVLinear(
+            config.hidden_size, *heads, bias=config.qkv_bias, method=method, dtype=dtype
+        )
+        self.o_proj = Linear(
+            config.num_heads * config.head_dim,
+            config.hidden_size,
+            bias=config.output_bias,
+            method=method,
+            dtype=dtype,
+        )
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:
+            self.q_norm = norm(config, dtype, config.head_dim)
+            self.k_norm = norm(config, dtype, config.head_dim)
+        self.attn = Attention(
+            layer_id,
+            *heads,
+            rotary,
+            scale=config.attention_scale,
+            window=config.windows[layer_id],
+            softcap=config.attention_softcap,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+        )
+
+    def forward(self, x: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+        return self.o_proj(self.attn(self.qkv_proj(x), positions, context))
+
+
+class DecoderLayer(nn.Module):
+    """One block. Takes and returns the normalized branch and the residual stream apart, so that
+    each residual addition is fused with the norm after it."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layer_id: int,
+        rotary: RotaryTable,
+        method: QuantMethod,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = norm(config, dtype)
+        self.self_attn = SelfAttention(config, layer_id, rotary, method, dtype)
+        self.post_attention_layernorm = norm(config, dtype)
+        self.mlp = mlp(config, method, dtype)
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None, positions: Tensor, context: ForwardContext
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = enter(self.input_layernorm, x, residual)
+        x = self.self_attn(x, positions, context)
+        x, residual = self.post_attention_layernorm.add(x, residual)
+        return self.mlp(x), residual
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks, final norm."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        method: QuantMethod,
+        dtype: torch.dtype,
+        layer_class: type[DecoderLayer],
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(
+            config.num_rows, config.hidden_size, scale=config.embedding_scale, dtype=dtype
+        )
+        tables: dict[RopeConfig, RotaryTable] = {
+            rope: RotaryTable(rope, config.max_len) for rope in set(config.ropes)
+        }
+        self.layers = nn.ModuleList(
+            layer_class(config, i, tables[rope], method, dtype)
+            for i, rope in enumerate(config.ropes)
+        )
+        self.norm = norm(config, dtype)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+        x, residual = self.embed_tokens(input_ids), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, positions, context)
+        assert residual is not None
+        return self.norm.add(x, residual)[0]
+
+
+class CausalLM(nn.Module):
+    """A decoder and its head. Families set ``layer_class`` and the checkpoint names as data.
+
+    ``renames`` maps prefixes of checkpoint names to ours; ``ignored`` are prefixes of tensors that
+    the model does not use on purpose.
+    """
+
+    layer_class: type[DecoderLayer] = DecoderLayer
+    renames: dict[str, str] = {}
+    ignored: tuple[str, ...] = ()
+
+    def __init__(self, config: DecoderConfig, method: QuantMethod, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        self.dtype = dtype
+        self.model = Decoder(config, method, dtype, self.layer_class)
+        self.lm_head = Head(
+            config.hidden_size,
+            config.num_rows,
+            config.vocab_size,
+            tied=self.model.embed_tokens if config.tie_word_embeddings else None,
+            method=method,
+            dtype=dtype,
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits: real tokens, without padding."""
+        return self.config.vocab_size
+
+    def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+        """input_ids (T,), positions (T,) -> hidden states (T, H); writes the KV caches."""
+        return self.model(input_ids, positions, context)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden (M, H) -> logits (M, V) float32."""
+        logits = self.lm_head(hidden).float()
+        cap = self.config.logits_softcap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+
+def norm(config: DecoderConfig, dtype: torch.dtype, size: int | None = None) -> RMSNorm:
+    """The family's RMS norm over the hidden size, or over ``size``."""
+    size = config.hidden_size if size is None else size
+    return RMSNorm(size, config.rms_norm_eps, offset=config.norm_offset, dtype=dtype)
+
+
+def mlp(config: DecoderConfig, method: QuantMethod, dtype: torch.dtype) -> GatedMLP:
+    """The family's gated MLP."""
+    return GatedMLP(
+        config.hidden_size,
+        config.intermediate_size,
+        config.activation,
+        bias=config.mlp_bias,
+        method=method,
+        dtype=dtype,
+    )
+
+
+def enter(layernorm: RMSNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A block's first norm. The first block starts the residual stream with the embedding."""
+    if residual is None:
+        return layernorm(x), x
+    return layernorm.add(x, residual)

@@ -1,0 +1,44 @@
+"""Weight-only int8, one scale per output channel, quantized while loading from any checkpoint.
+
+Symmetric: ``weight[n] ~= int8[n] * scale[n]``, ``scale[n] = max|weight[n]| / 127``. Activations
+stay in the model's dtype. Embeddings are looked up, not multiplied, and stay in float; a head tied
+to them is quantized from its own copy.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from xllm.hardware.kernels import ops
+from xllm.modeling.layers.linear import Linear
+
+
+class Method:
+    """Implements ``QuantMethod``."""
+
+    def create_weights(self, layer: Linear) -> None:
+        layer.weight = torch.empty(layer.out_features, layer.in_features, dtype=torch.int8)
+        layer.scale = torch.empty(layer.out_features, dtype=torch.float32)
+
+    def load_rows(self, layer: Linear, start: int, weight: Tensor) -> None:
+        rows = slice(start, start + weight.shape[0])
+        layer.weight[rows], layer.scale[rows] = quantize_rows(weight)
+
+    def after_load(self, layer: Linear) -> None:
+        layer.packed = ops.pack_linear(layer.weight, layer.scale)
+        del layer.weight, layer.scale
+
+    def apply(self, layer: Linear, x: Tensor) -> Tensor:
+        return ops.linear(x, layer.packed, layer.bias)
+
+
+def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """``weight`` (N, K) of any float dtype -> int8 (N, K) and float32 scales (N,).
+
+    A row of zeros gets scale 1, so that no scale is zero or NaN.
+    """
+    weight = weight.float()
+    scale = weight.abs().amax(dim=1) / 127.0
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    return (weight / scale[:, None]).round_().to(torch.int8), scale

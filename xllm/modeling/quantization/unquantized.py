@@ -1,0 +1,26 @@
+"""Weights in the model's own dtype."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from xllm.hardware.kernels import ops
+from xllm.modeling.layers.linear import Linear
+
+
+class Method:
+    """Float weights, packed by the platform. Implements ``QuantMethod``."""
+
+    def create_weights(self, layer: Linear) -> None:
+        layer.weight = torch.empty(layer.out_features, layer.in_features, dtype=layer.dtype)
+
+    def load_rows(self, layer: Linear, start: int, weight: Tensor) -> None:
+        layer.weight[start : start + weight.shape[0]].copy_(weight)
+
+    def after_load(self, layer: Linear) -> None:
+        layer.packed = ops.pack_linear(layer.weight)
+        del layer.weight
+
+    def apply(self, layer: Linear, x: Tensor) -> Tensor:
+        return ops.linear(x, layer.packed, layer.bias)
