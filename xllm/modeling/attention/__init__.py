@@ -7,7 +7,6 @@ Does not own the KV cache's memory (``kv_cache.storage``) nor block tables (``ex
 from xllm.modeling.attention.base import (
     AttentionBackend,
     AttentionMetadata,
-    CacheKind,
     ForwardContext,
     GraphSupport,
     cache_groups,
@@ -17,7 +16,6 @@ from xllm.modeling.attention.registry import load_backend
 __all__ = [
     "AttentionBackend",
     "AttentionMetadata",
-    "CacheKind",
     "ForwardContext",
     "GraphSupport",
     "cache_groups",

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor, nn
+
+from xllm.kv_cache.layout import CacheGroup, CacheSpec
 
 if TYPE_CHECKING:
     from xllm.modeling.layers.attention import Attention
@@ -84,21 +86,15 @@ class AttentionBackend(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CacheKind:
-    """What a layer's KV cache must hold. Layers of equal kind share a group."""
+def cache_groups(model: nn.Module, block_size: int, dtype_bytes: int) -> tuple[CacheGroup, ...]:
+    """The model's attention layers grouped by equal cache spec, unsized.
 
-    kind: Literal["full", "sliding_window"]
-    num_kv_heads: int
-    head_dim: int
-    window: int | None = None  # tokens visible to a query, itself included
-
-
-def cache_groups(model: nn.Module) -> list[tuple[CacheKind, tuple[int, ...]]]:
-    """The model's attention layers by cache kind, in order of each kind's first layer."""
-    groups: dict[CacheKind, list[int]] = {}
+    In order of each group's first layer: a group's place is its index in
+    ``ForwardContext.metadata``.
+    """
+    groups: dict[CacheSpec, list[int]] = {}
     for module in model.modules():
-        kind = getattr(module, "cache_kind", None)
-        if kind is not None:
-            groups.setdefault(kind, []).append(module.layer_id)
-    return [(kind, tuple(layers)) for kind, layers in groups.items()]
+        if hasattr(module, "cache_spec"):
+            spec = module.cache_spec(block_size, dtype_bytes)
+            groups.setdefault(spec, []).append(module.layer_id)
+    return tuple(CacheGroup(spec=spec, layers=tuple(ids)) for spec, ids in groups.items())

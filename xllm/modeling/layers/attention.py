@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from xllm.hardware.kernels import ops
-from xllm.modeling.attention.base import CacheKind, ForwardContext
+from xllm.kv_cache.layout import CacheSpec
+from xllm.modeling.attention.base import ForwardContext
 from xllm.modeling.layers.norm import RMSNorm
 from xllm.modeling.layers.rotary import RotaryTable
 
@@ -46,12 +47,16 @@ class Attention(nn.Module):
         self._rotary = (rotary,)  # in tuples: shared or owned elsewhere, no submodules of ours
         self._norms = (q_norm, k_norm)
 
-    @property
-    def cache_kind(self) -> CacheKind:
-        """What this layer's cache holds."""
-        if self.window:
-            return CacheKind("sliding_window", self.num_kv_heads, self.head_dim, self.window)
-        return CacheKind("full", self.num_kv_heads, self.head_dim)
+    def cache_spec(self, block_size: int, dtype_bytes: int) -> CacheSpec:
+        """What this layer's cache holds, in blocks of ``block_size`` tokens."""
+        return CacheSpec(
+            kind="sliding_window" if self.window else "full",
+            block_size=block_size,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            dtype_bytes=dtype_bytes,
+            window=self.window or None,
+        )
 
     def forward(self, qkv: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         """qkv (T, (Hq + 2 Hk) * D), positions (T,) -> (T, Hq * D); writes the KV cache."""
