@@ -1,0 +1,55 @@
+"""Which tokenizer a model's files describe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tokenizers
+
+from xllm.core.config.files import ModelFiles
+from xllm.core.utils.gguf import read_header
+from xllm.frontend.text.gguf import tokenizer_from_gguf
+from xllm.frontend.text.tokenizer import Tokenizer
+
+
+def load_tokenizer(files: ModelFiles) -> Tokenizer:
+    """Load from ``tokenizer.json`` (with ``tokenizer_config.json``), else from GGUF metadata.
+
+    Raises:
+        ValueError: the model brings no tokenizer, or one that is not supported.
+    """
+    if files.tokenizer_file is not None:
+        return tokenizer_from_file(files.tokenizer_file, files.tokenizer_config)
+    if files.gguf_file is not None:
+        return tokenizer_from_gguf(read_header(files.gguf_file).metadata)
+    raise ValueError(f"model {files.name!r} has no tokenizer.json; name one with --tokenizer")
+
+
+def tokenizer_from_file(path: str, config: dict[str, Any]) -> Tokenizer:
+    """Load a ``tokenizer.json``.
+
+    Args:
+        path: the file.
+        config: contents of ``tokenizer_config.json``; may be empty.
+
+    Raises:
+        ValueError: the file is not a tokenizer, or its decoder is not supported.
+    """
+    try:
+        backend = tokenizers.Tokenizer.from_file(path)
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
+
+    def token_id(name: str) -> int | None:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        found: int | None = backend.token_to_id(text) if isinstance(text, str) else None
+        return found
+
+    return Tokenizer(
+        backend,
+        bos_token_id=token_id("bos_token"),
+        eos_token_id=token_id("eos_token"),
+        adds_bos=config.get("add_bos_token"),
+        adds_eos=config.get("add_eos_token"),
+    )
