@@ -1,0 +1,153 @@
+"""From logits to tokens for the rows of one step."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from xllm.core.utils.arrays import Int32Array, Int64Array
+from xllm.execution.sampling.filters import draw_filtered, first_argmax, race
+from xllm.execution.sampling.logprobs import TokenLogprobs, token_logprobs
+from xllm.execution.sampling.pipeline import Pipeline
+from xllm.execution.sampling.processors._base import LogitsProcessor
+from xllm.execution.sampling.rng import exponential
+from xllm.execution.sampling.step import RowRequest, SamplingStep, as_index
+from xllm.execution.sampling.table import RandomRows, SamplingTable
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StagedStep:
+    """A step prepared on the host before its logits exist."""
+
+    step: SamplingStep
+    processors: list[LogitsProcessor]
+    random: RandomRows | None
+    keys: torch.Tensor | None  # (2, D) int32 of the drawing rows
+    logprob_entries: Int64Array  # (L,) rows that return logprobs
+    logprob_counts: Int32Array  # (L,) alternatives each of them asked for
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Samples:
+    """What a step sampled, on the device."""
+
+    token_ids: torch.Tensor  # (M,) int64
+    best_logits: torch.Tensor  # (M,) largest processed logit: not finite = the row failed
+    logprob_entries: Int64Array  # (L,)
+    logprob_counts: Int32Array  # (L,)
+    logprobs: TokenLogprobs | None
+
+
+def failure_reason(best_logit: float) -> str:
+    """Why a row whose largest logit is ``best_logit``, not finite, has no token."""
+    if best_logit == -np.inf:
+        return (
+            "no token is left to sample: allowed_token_ids, bad_words and min_tokens ban them all"
+        )
+    return "the model's logits for this sequence are not finite"
+
+
+class Sampler:
+    """Samples on the device; a row's token depends on its own logits, tokens and seed only.
+
+    Args:
+        max_rows: rows of the persistent tables.
+        vocab_size: tokens that may be sampled; logits beyond are padding.
+        device: where logits live.
+    """
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._token_ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
+        self.table = SamplingTable(max_rows, vocab_size, device)
+        self._pipeline = Pipeline(max_rows, vocab_size, device)
+
+    def add_request(self, request: RowRequest) -> None:
+        """Take over a row that starts or resumes.
+
+        Raises:
+            ValueError: a parameter does not fit the model; the row samples without it.
+        """
+        self.table.set(request.row, request.sampling.params, request.sampling.seed)
+        self._pipeline.add_request(request)
+
+    def remove(self, row: int) -> None:
+        """Forget a freed row's state."""
+        self._pipeline.remove(row)
+
+    def stage(self, step: SamplingStep) -> StagedStep:
+        """Prepare a step; needs no logits, so it overlaps with the model on a device."""
+        random = self.table.random_rows(step.rows)
+        keys = None
+        if random is not None:
+            keys = torch.from_numpy(self.table.keys(step, random.entries)).to(self._device)
+        counts = self.table.logprobs[step.rows]
+        asking = np.flatnonzero(counts >= 0)
+        return StagedStep(step, self._pipeline.stage(step), random, keys, asking, counts[asking])
+
+    def sample(self, logits: torch.Tensor, staged: StagedStep) -> Samples:
+        """Sample one token per row.
+
+        Args:
+            logits: (M, V') of any float type, V' at least ``vocab_size``; may be overwritten.
+            staged: the step these logits belong to.
+        """
+        logits = logits[:, : self._vocab_size].float()
+        raw = None
+        if staged.logprob_entries.size:
+            raw = logits[as_index(staged.logprob_entries, self._device)]
+        for processor in staged.processors:
+            processor.apply(logits)
+        tokens = first_argmax(logits)
+        best = logits.gather(1, tokens.unsqueeze(1))
+        if staged.random is not None:
+            assert staged.keys is not None
+            self._draw(logits, best, tokens, staged.random, staged.keys)
+        self._pipeline.accept(staged.step, tokens)
+        logprobs = None
+        if raw is not None:
+            chosen = tokens[as_index(staged.logprob_entries, self._device)]
+            logprobs = token_logprobs(raw, chosen, int(staged.logprob_counts.max()))
+        return Samples(
+            tokens, best.squeeze(1), staged.logprob_entries, staged.logprob_counts, logprobs
+        )
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        best: torch.Tensor,
+        tokens: torch.Tensor,
+        random: RandomRows,
+        keys: torch.Tensor,
+    ) -> None:
+        """Replace the greedy ``tokens`` of drawing rows by draws."""
+        entries = random.entries_index
+        greedy = tokens if entries is None else tokens[entries]
+        if entries is not None:
+            logits, best = logits[entries], best[entries]
+        # The largest logit becomes 0: no overflow at any temperature, no precision lost near it.
+        scaled = (logits - best).mul_(random.inverse_temperature)
+        if random.log_min_p is not None:
+            scaled.masked_fill_(scaled < random.log_min_p, -torch.inf)
+        drawn = greedy.clone()
+        if random.filtered.numel():
+            part = random.filtered
+            drawn[part] = draw_filtered(
+                _rows(scaled, part), greedy[part], random.filters, keys[:, part]
+            )
+        if random.unfiltered.numel():
+            part = random.unfiltered
+            draws = exponential(keys[:, part], self._token_ids)
+            drawn[part] = race(_rows(scaled, part), draws)
+        if entries is None:
+            tokens.copy_(drawn)
+        else:
+            tokens[entries] = drawn
+
+
+def _rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """``x[index]`` without a copy when ``index`` is every row in order."""
+    return x if index.numel() == len(x) else x[index]

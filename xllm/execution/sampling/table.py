@@ -1,0 +1,116 @@
+"""Per-row sampling facts as columns, and the random part of a step staged from them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from xllm.core.request.sampling import SamplingParams
+from xllm.core.utils.arrays import Int32Array, Int64Array
+from xllm.execution.sampling.filters import Filters
+from xllm.execution.sampling.rng import row_keys
+from xllm.execution.sampling.step import SamplingStep, as_index
+
+_SEED_MASK = (1 << 64) - 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RandomRows:
+    """The rows of a step that draw: temperature and filters, equal as long as the batch is.
+
+    ``filtered`` and ``unfiltered`` split the drawing rows, as indexes into them.
+    """
+
+    entries: Int64Array  # (D,) indexes into the step's rows
+    entries_index: torch.Tensor | None  # the same on the device; None when every row draws
+    inverse_temperature: torch.Tensor  # (D, 1) float32
+    log_min_p: torch.Tensor | None  # (D, 1) float32; None when no row has min-p
+    unfiltered: torch.Tensor  # (U,) int64
+    filtered: torch.Tensor  # (F,) int64
+    filters: Filters  # of the filtered rows
+
+
+class SamplingTable:
+    """Sampling parameters of every row as NumPy columns.
+
+    The columns stay on the host, where the scheduler's row numbers are; what the device needs is
+    gathered once per batch composition and kept until the batch or a parameter changes.
+    """
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._temperature = np.zeros(max_rows, np.float32)
+        self._top_k = np.zeros(max_rows, np.int64)  # vocab_size = off
+        self._top_p = np.ones(max_rows, np.float32)
+        self._min_p = np.zeros(max_rows, np.float32)
+        self._seeds = np.zeros(max_rows, np.int64)
+        self._draws = np.zeros(max_rows, np.bool_)
+        self.logprobs = np.full(max_rows, -1, np.int32)  # alternatives; -1 = not asked
+        self.prompt_logprobs = np.full(max_rows, -1, np.int32)
+        self._version = 0
+        self._staged: tuple[int, bytes, RandomRows | None] = (-1, b"", None)
+
+    def set(self, row: int, params: SamplingParams, seed: int) -> None:
+        """Store the parameters of ``row``. ``seed`` is reduced to 64 bits."""
+        self._draws[row] = not params.greedy
+        self._temperature[row] = params.temperature
+        self._top_k[row] = min(params.top_k or self._vocab_size, self._vocab_size)
+        self._top_p[row] = params.top_p
+        self._min_p[row] = params.min_p
+        self._seeds[row] = np.uint64(seed & _SEED_MASK).astype(np.int64)
+        self.logprobs[row] = -1 if params.logprobs is None else params.logprobs
+        self.prompt_logprobs[row] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
+        self._version += 1
+
+    def random_rows(self, rows: Int64Array) -> RandomRows | None:
+        """The drawing rows among ``rows``, or None when all are greedy."""
+        key = rows.tobytes()
+        version, staged_key, staged = self._staged
+        if version != self._version or staged_key != key:
+            staged = self._gather(rows)
+            self._staged = (self._version, key, staged)
+        return staged
+
+    def keys(self, step: SamplingStep, entries: Int64Array) -> Int32Array:
+        """(2, D) random keys of some of the step's rows."""
+        return row_keys(self._seeds[step.rows[entries]], step.positions[entries])
+
+    def _gather(self, rows: Int64Array) -> RandomRows | None:
+        entries = np.flatnonzero(self._draws[rows])
+        if not entries.size:
+            return None
+        every_row_draws = entries.size == rows.size
+        rows = rows[entries]
+        top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
+        has_top_k = top_k < self._vocab_size
+        filtered = np.flatnonzero(has_top_k | (top_p < 1.0))
+        limited = top_k[filtered][has_top_k[filtered]]
+        num_candidates = Filters.candidates(
+            int(limited.max(initial=0)), limited.size == filtered.size, self._vocab_size
+        )
+        if self._device.type != "cpu":
+            # Looking whether the candidates sufficed would wait for the device: sort in full.
+            num_candidates = self._vocab_size
+        with np.errstate(divide="ignore"):
+            log_min_p = np.log(min_p)
+        return RandomRows(
+            entries=entries,
+            entries_index=None if every_row_draws else as_index(entries, self._device),
+            inverse_temperature=self._column(1.0 / self._temperature[rows]),
+            log_min_p=self._column(log_min_p) if min_p.any() else None,
+            unfiltered=as_index(
+                np.setdiff1d(np.arange(entries.size), filtered, assume_unique=True), self._device
+            ),
+            filtered=as_index(filtered, self._device),
+            filters=Filters(
+                as_index(top_k[filtered], self._device),
+                torch.from_numpy(top_p[filtered]).to(self._device),
+                num_candidates,
+            ),
+        )
+
+    def _column(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values.astype(np.float32)).to(self._device).unsqueeze(1)
