@@ -1,0 +1,161 @@
+"""What both loops share: messages in and out, waiting, draining, the exception boundary."""
+
+from __future__ import annotations
+
+import abc
+import logging
+import time
+from typing import Protocol
+
+from xllm.control.engine.stats import StatsReporter
+from xllm.control.scheduler import Scheduler
+from xllm.control.workers import WorkerPort
+from xllm.core.messages.engine import (
+    AbortRequests,
+    AddRequests,
+    Drain,
+    Hello,
+    ResetPrefixCache,
+    ToEngine,
+)
+from xllm.core.messages.server import EngineReady, EngineStats, Failure, OutputBatch, ToServer
+from xllm.core.messages.worker import StepPlan
+from xllm.core.request.request import Request
+
+logger = logging.getLogger(__name__)
+
+_DRAINING = "the server is shutting down"
+
+
+class EngineDeadError(RuntimeError):
+    """The engine cannot go on; the message says why."""
+
+
+class Inbox(Protocol):
+    """Where messages to the engine arrive."""
+
+    def receive(self, timeout_seconds: float | None) -> list[ToEngine]:
+        """Messages that have arrived, oldest first.
+
+        Args:
+            timeout_seconds: how long to wait for the first one; 0 does not wait, None waits for
+                ever. A message wakes the wait at once.
+        """
+        ...
+
+
+class Outbox(Protocol):
+    """Where messages to the servers go."""
+
+    def send(self, message: ToServer) -> None:
+        """Send without waiting for a receiver."""
+        ...
+
+
+class EngineLoopBase(abc.ABC):
+    """Drives a scheduler and a started worker. Everything happens on the thread of ``run``.
+
+    Args:
+        ready: what to answer a ``Hello`` with.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        worker: WorkerPort,
+        inbox: Inbox,
+        outbox: Outbox,
+        ready: EngineReady,
+    ) -> None:
+        self._scheduler = scheduler
+        self._worker = worker
+        self._inbox = inbox
+        self._outbox = outbox
+        self._ready = ready
+        self._stats = StatsReporter()
+        self._drain_deadline: float | None = None  # time.monotonic()
+
+    @abc.abstractmethod
+    def step(self) -> list[ToServer]:
+        """Advance by one step; the messages to the servers that it brought."""
+
+    # --- requests --------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; a draining engine answers 503 instead."""
+        if self._drain_deadline is not None:
+            self._scheduler.refuse(Failure(request.handle, -1, _DRAINING, 503))
+        else:
+            self._scheduler.add(request)
+
+    def abort(self, handle: int, choice: int = -1, stopped: bool = False) -> None:
+        """End one choice (or all, -1) of a request; see ``Scheduler.abort``."""
+        self._scheduler.abort(handle, choice, stopped)
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters now."""
+        return self._stats.complete(self._scheduler.stats())
+
+    @property
+    def running_seconds(self) -> float:
+        """How long the step that runs now has taken, 0 between steps. Any thread may read it."""
+        return self._stats.running_seconds
+
+    # --- the loop ----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until drained.
+
+        An idle engine blocks on its inbox: whatever arrives while a step runs is received before
+        the loop can block, so nothing is left waiting.
+
+        Raises:
+            EngineDeadError: the worker cannot go on.
+        """
+        while self._receive():
+            for message in self.step():
+                self._outbox.send(message)
+            idle = not self._scheduler.has_work
+            if self._stats.due(idle):
+                self._outbox.send(self.stats())
+
+    def _receive(self) -> bool:
+        """Apply what has arrived, waiting for it when there is no work; False ends the loop."""
+        timeout: float | None = 0.0
+        if not self._scheduler.has_work:
+            if self._drain_deadline is not None:
+                return False
+            timeout = None
+        for message in self._inbox.receive(timeout):
+            self._apply(message)
+        if self._drain_deadline is not None and time.monotonic() >= self._drain_deadline:
+            self._scheduler.fail_all(_DRAINING, 503)
+        return True
+
+    def _apply(self, message: ToEngine) -> None:
+        match message:
+            case AddRequests(requests):
+                for request in requests:
+                    self.submit(request)
+            case AbortRequests(handles, choices, stopped):
+                for handle, choice in zip(handles, choices, strict=True):
+                    self.abort(handle, choice, stopped)
+            case Hello():
+                self._outbox.send(self._ready)
+            case Drain(timeout_seconds):
+                self._drain_deadline = time.monotonic() + timeout_seconds
+            case ResetPrefixCache():
+                self._scheduler.reset_prefix_cache()
+
+    # --- for the two loops -------------------------------------------------------------------
+
+    def _fail_step(self, plan: StepPlan, error: Exception) -> OutputBatch | None:
+        """A step raised: its sequences end with an error; the others go on if the worker can."""
+        reason = f"{type(error).__name__}: {error}"
+        logger.error("step %d failed: %s", plan.step_id, reason, exc_info=error)
+        if not self._worker.healthy:
+            raise EngineDeadError(reason) from error
+        return self._scheduler.fail(plan, f"the model step failed: {reason}")
+
+    def _messages(self, *batches: OutputBatch | None) -> list[ToServer]:
+        return [batch for batch in batches if batch is not None]

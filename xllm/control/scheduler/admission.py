@@ -1,0 +1,169 @@
+"""Which requests are refused at the door, and which waiting sequences start."""
+
+from __future__ import annotations
+
+import time
+
+from xllm.control.scheduler.budget import StepDraft
+from xllm.control.scheduler.sequence import RequestState, Sequence
+from xllm.control.scheduler.state import SchedulerState
+from xllm.core.config import SchedulerConfig
+from xllm.core.messages.server import Failure, Started
+from xllm.core.request.request import Request
+from xllm.kv_cache.prefix import NO_MATCH, PrefixIdentity, PrefixMatch
+
+
+class Admission:
+    """Turns requests into sequences, and waiting sequences into running ones."""
+
+    def __init__(
+        self, config: SchedulerConfig, state: SchedulerState, enable_prefix_caching: bool
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._enable_prefix_caching = enable_prefix_caching
+        self._uses_priority = config.priority_policy == "priority"
+        self._num_arrived = 0
+
+    # --- requests --------------------------------------------------------------------------
+
+    def refusal(self, request: Request) -> Failure | None:
+        """Why the request cannot be served at all, or None."""
+        prompt_len = len(request.prompt_token_ids)
+        blocks = self._state.blocks
+        if prompt_len < 1:
+            return _bad_prompt(request, "prompt must contain at least one token")
+        if prompt_len > blocks.demand.max_model_len:
+            return _bad_prompt(
+                request,
+                f"prompt has {prompt_len} tokens, but the context length is "
+                f"{blocks.demand.max_model_len}",
+            )
+        if prompt_len > blocks.capacity_tokens:
+            return _bad_prompt(
+                request,
+                f"prompt has {prompt_len} tokens, but the KV cache holds at most "
+                f"{blocks.capacity_tokens}",
+            )
+        if len(self._state.queue) >= self._config.max_waiting:
+            message = f"{self._config.max_waiting} requests wait already; try again later"
+            return Failure(request.handle, -1, message, 429)
+        return None
+
+    def enqueue(self, request: Request) -> None:
+        """Let the first sequence of an acceptable request wait, and park the others.
+
+        Raises:
+            ValueError: the handle is in use.
+        """
+        state = self._state
+        if request.handle in state.requests:
+            raise ValueError(f"handle {request.handle} is in use")
+        entry = RequestState(request, time.monotonic())
+        demand = state.blocks.demand
+        # The last token is returned, not computed: it needs no slot in the cache.
+        most = min(demand.max_model_len, state.blocks.capacity_tokens + 1)
+        prompt_len = entry.prompt_len
+        shares = self._enable_prefix_caching or request.params.n > 1
+        identity = PrefixIdentity(
+            cache_salt=request.cache_salt,
+            private=None if self._enable_prefix_caching else request.handle,
+        )
+        keys = state.blocks.keys(identity) if shares else None
+        for choice in range(request.params.n):
+            sequence = Sequence(
+                state=entry,
+                choice=choice,
+                arrival=self._num_arrived,
+                max_total=max(prompt_len, min(prompt_len + request.max_tokens, most)),
+                priority=request.priority if self._uses_priority else 0,
+                tokens=request.prompt_token_ids,
+                keys=keys if choice == 0 or keys is None else keys.copy(),
+            )
+            self._num_arrived += 1
+            entry.live[choice] = sequence
+        state.requests[request.handle] = entry
+        state.queue.push(entry.live[0])
+
+    # --- the ADMIT phase ---------------------------------------------------------------------
+
+    def admit(self, draft: StepDraft) -> None:
+        """Start waiting sequences in turn until one does not fit.
+
+        The first that does not fit blocks those behind it, so that a long prompt is not overtaken
+        for ever. A step that has preempted starts nothing.
+        """
+        state = self._state
+        while draft.budget.left and state.table.num_free and not draft.has_preempted:
+            sequence = state.queue.peek()
+            if sequence is None or not self._start(sequence, draft):
+                return
+
+    def _start(self, sequence: Sequence, draft: StepDraft) -> bool:
+        state = self._state
+        tokens = sequence.tokens
+        assert tokens is not None
+        found = self._find_prefix(sequence)
+        remaining = len(tokens) - found.num_tokens
+        num_tokens = self.chunk(remaining, draft)
+        if num_tokens == 0:
+            return False
+        allocated = state.blocks.allocate(
+            state.table.peek_free(),
+            found,
+            step_tokens=num_tokens,
+            footprint=len(tokens),
+            headroom=state.table.num_live,  # each running row can cross one block border
+            keys=sequence.keys,
+            publish_limit=None if self._enable_prefix_caching else sequence.state.prompt_len,
+        )
+        if not allocated:
+            return False
+        if not sequence.started:
+            self._note_start(sequence, found.num_tokens)
+        state.table.start(sequence, found.num_tokens)
+        state.queue.pop()
+        state.prefilling.append(sequence)
+        state.prefilling.sort(key=lambda entry: (entry.priority, entry.arrival))
+        draft.started.append(sequence)
+        draft.add_chunk(sequence, num_tokens)
+        return True
+
+    def chunk(self, remaining: int, draft: StepDraft) -> int:
+        """Tokens of a prompt with ``remaining`` to go that this step computes; 0 defers it.
+
+        Without chunked prefill only prompts longer than a whole step are split.
+        """
+        whole = not self._config.enable_chunked_prefill and remaining <= draft.budget.total
+        if whole and remaining > draft.budget.left:
+            return 0
+        return min(remaining, draft.budget.left)
+
+    def _find_prefix(self, sequence: Sequence) -> PrefixMatch:
+        if sequence.keys is None or sequence.wants_prompt_logprobs:
+            return NO_MATCH
+        tokens = sequence.tokens
+        assert tokens is not None
+        # At least one token is computed: its logits are the answer.
+        return self._state.blocks.match(sequence.keys, tokens, len(tokens) - 1)
+
+    def _note_start(self, sequence: Sequence, num_cached: int) -> None:
+        sequence.started = True
+        request = sequence.state.request
+        counters = self._state.counters
+        if (
+            self._enable_prefix_caching
+            and sequence.is_leader
+            and not sequence.wants_prompt_logprobs
+        ):
+            counters.prefix_queries += sequence.state.prompt_len
+            counters.prefix_hits += num_cached
+        since = request.arrival_time or sequence.state.added_time
+        waited = max(0.0, time.monotonic() - since)
+        self._state.notices.started.append(
+            Started(request.handle, sequence.choice, num_cached, waited)
+        )
+
+
+def _bad_prompt(request: Request, message: str) -> Failure:
+    return Failure(request.handle, -1, message, 400, "prompt")

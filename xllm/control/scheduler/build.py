@@ -1,0 +1,33 @@
+"""A scheduler that fits a started worker."""
+
+from __future__ import annotations
+
+from xllm.control.scheduler.scheduler import Scheduler
+from xllm.core.config import CacheConfig, SchedulerConfig
+from xllm.kv_cache.blocks import BlockManager
+from xllm.kv_cache.layout import CacheDemand, WorkerInfo
+
+
+def cache_demand(config: SchedulerConfig, max_model_len: int) -> CacheDemand:
+    """The most that a scheduler with this config holds in the KV cache."""
+    return CacheDemand(
+        max_num_seqs=config.max_num_seqs,
+        max_step_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+    )
+
+
+def build_scheduler(
+    config: SchedulerConfig, cache_config: CacheConfig, info: WorkerInfo
+) -> Scheduler:
+    """Build the block accounting for the worker's cache groups, and a scheduler on top.
+
+    Raises:
+        ValueError: unknown scheduling or priority policy.
+    """
+    return Scheduler(
+        config,
+        BlockManager(info.cache_groups, cache_demand(config, info.max_model_len)),
+        info.vocab_size,
+        enable_prefix_caching=cache_config.enable_prefix_caching,
+    )

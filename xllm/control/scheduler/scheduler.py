@@ -1,0 +1,283 @@
+"""The scheduler: which rows compute which tokens in the next step, and what came of the last."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from xllm.control.scheduler.admission import Admission
+from xllm.control.scheduler.budget import StepDraft, TokenBudget
+from xllm.control.scheduler.commit import Committer
+from xllm.control.scheduler.policies import POLICIES
+from xllm.control.scheduler.policies.base import Phase, Policy, RunningLoad
+from xllm.control.scheduler.preemption import Preemption
+from xllm.control.scheduler.sequence import Status
+from xllm.control.scheduler.state import SchedulerState, StepInFlight
+from xllm.core.config import SchedulerConfig
+from xllm.core.messages.server import EngineStats, Failure, OutputBatch
+from xllm.core.messages.worker import NewRows, StepPlan, StepResult
+from xllm.core.request.finish import FinishReason
+from xllm.core.request.request import Request
+from xllm.kv_cache.blocks import BlockManager
+
+PRIORITY_POLICIES = ("fcfs", "priority")
+
+
+class Scheduler:
+    """Requests in, step plans out, step results in, output batches out. No I/O, no torch.
+
+    Args:
+        config: budgets and policies.
+        blocks: block accounting; its demand gives the number of rows and the context length.
+        vocab_size: sampled tokens are below it.
+        enable_prefix_caching: whether requests share the blocks of equal prefixes. Without it
+            only the choices of one request do.
+
+    ``schedule`` may run ahead of ``commit`` by any number of steps; steps are committed in the
+    order in which they were scheduled. Not thread-safe.
+
+    Raises:
+        ValueError: unknown scheduling or priority policy.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        blocks: BlockManager,
+        vocab_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        if config.priority_policy not in PRIORITY_POLICIES:
+            known = ", ".join(PRIORITY_POLICIES)
+            raise ValueError(
+                f"--priority-policy must be one of {known}, got {config.priority_policy!r}"
+            )
+        self._config = config
+        self._state = SchedulerState(blocks, vocab_size)
+        self._policy: Policy = POLICIES.load(config.scheduling).Policy()
+        self._admission = Admission(config, self._state, enable_prefix_caching)
+        self._preemption = Preemption(self._state)
+        self._committer = Committer(self._state)
+        self._stalled_steps = 0
+        self._phases = {
+            Phase.DECODE: self._decode,
+            Phase.CONTINUE: self._continue,
+            Phase.ADMIT: self._admission.admit,
+        }
+
+    # --- requests --------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a request. One that can never run is answered with a ``Failure`` instead.
+
+        Raises:
+            ValueError: the handle is in use.
+        """
+        failure = self._admission.refusal(request)
+        if failure is not None:
+            self.refuse(failure)
+        else:
+            self._admission.enqueue(request)
+
+    def abort(self, handle: int, choice: int = -1, stopped: bool = False) -> None:
+        """End one choice, or with -1 all, of a request; unknown ones are ignored.
+
+        Results in flight are dropped; rows and blocks come back once no step uses them.
+
+        Args:
+            stopped: the answer is complete (a stop string), not cancelled.
+        """
+        entry = self._state.requests.get(handle)
+        if entry is None:
+            return
+        reason = FinishReason.STOP if stopped else FinishReason.ABORT
+        for sequence in list(entry.live.values()):
+            if choice in (-1, sequence.choice):
+                self._state.notices.ended.append((handle, sequence.choice, reason))
+                self._state.finish(sequence)
+
+    def refuse(self, failure: Failure) -> None:
+        """Answer a request that was never added."""
+        self._state.notices.failures.append(failure)
+
+    def fail_all(self, message: str, status: int) -> None:
+        """End every request with this error."""
+        for handle, entry in list(self._state.requests.items()):
+            self.refuse(Failure(handle, -1, message, status))
+            for sequence in list(entry.live.values()):
+                self._state.finish(sequence)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything waits, runs, or has a step in flight."""
+        return self._state.has_work
+
+    # --- the step --------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step; None when nothing can run before a commit or an arrival.
+
+        The plan's arrays are borrowed from nobody: they stay as they are.
+        """
+        state = self._state
+        draft = StepDraft(TokenBudget(self._config.max_num_batched_tokens))
+        running = RunningLoad(
+            num_decoding=state.table.num_live - len(state.prefilling),
+            num_prefilling=len(state.prefilling),
+            stalled_steps=self._stalled_steps,
+        )
+        for phase in self._policy.order(len(state.queue), running, draft.budget.total):
+            self._phases[phase](draft)
+        if draft.is_empty:
+            assert state.in_flight or not state.requests, "work waits, but nothing can run"
+            return None
+        return self._launch(draft)
+
+    def commit(self, plan: StepPlan, result: StepResult) -> OutputBatch | None:
+        """Take in the results of the oldest step in flight; what there is to tell, or None."""
+        return self._committer.commit(plan, result)
+
+    def fail(self, plan: StepPlan, message: str) -> OutputBatch | None:
+        """The oldest step in flight has no results: end its sequences with this error."""
+        return self._committer.fail(plan, message)
+
+    def flush(self) -> OutputBatch | None:
+        """What there is to tell when no step runs: refusals and aborts."""
+        return self._committer.flush()
+
+    # --- phases ------------------------------------------------------------------------------
+
+    def _decode(self, draft: StepDraft) -> None:
+        table = self._state.table
+        rows = table.decode_order()
+        if not rows.size:
+            self._stalled_steps = 0
+            return
+        known = table.num_known[rows]
+        ready = known < table.max_total[rows]  # the rest ends with a step in flight
+        if not ready.all():
+            rows, known = rows[ready], known[ready]
+        stalls = rows.size > draft.budget.left
+        self._stalled_steps = self._stalled_steps + 1 if stalls else 0
+        if stalls:
+            rows, known = rows[: draft.budget.left], known[: draft.budget.left]
+        if not self._state.blocks.extend_decodes(rows, known - 1):
+            rows, known = self._preemption.extend_decodes(draft, rows, known)
+        draft.decode(rows, known)
+
+    def _continue(self, draft: StepDraft) -> None:
+        table = self._state.table
+        for sequence in list(self._state.prefilling):
+            if not draft.budget.left:
+                return
+            if sequence.status is not Status.RUNNING:
+                continue  # preempted for one before it
+            row = sequence.row
+            remaining = int(table.num_known[row] - table.num_computed[row])
+            num_tokens = self._admission.chunk(remaining, draft)
+            if num_tokens:
+                num_tokens = self._preemption.extend_chunk(draft, sequence, num_tokens)
+            if num_tokens:
+                draft.add_chunk(sequence, num_tokens)
+
+    # --- launch ------------------------------------------------------------------------------
+
+    def _launch(self, draft: StepDraft) -> StepPlan:
+        """Let the drafted step take effect on the rows, and write its plan."""
+        state, table = self._state, self._state.table
+        rows, known = draft.decode_rows, draft.decode_known
+        num_decodes = rows.size
+        starts, counts = known - 1, np.ones(num_decodes, np.int32)
+        samples = np.ones(num_decodes, np.bool_)
+        table.num_known[rows] = known + 1
+        if draft.chunks:
+            chunk_rows, chunk_starts, chunk_counts, chunk_samples = self._advance_chunks(draft)
+            rows = np.concatenate([rows, chunk_rows])
+            starts = np.concatenate([starts, chunk_starts])
+            counts = np.concatenate([counts, chunk_counts])
+            samples = np.concatenate([samples, chunk_samples])
+        ends = starts + counts
+        table.num_computed[rows] = ends
+        table.in_flight[rows] += 1
+        plan = StepPlan(
+            step_id=state.counters.num_steps,
+            rows=rows.astype(np.int32),
+            num_scheduled=counts,
+            num_computed=starts,
+            samples=samples,
+            blocks=state.blocks.take_appended(),
+            freed_rows=table.take_freed(),
+            new_rows=self._new_rows(draft) if draft.started else None,
+        )
+        state.counters.num_steps += 1
+        all_sample = not draft.chunks or bool(samples.all())
+        state.in_flight.append(StepInFlight(plan, rows, ends, num_decodes, all_sample))
+        return plan
+
+    def _advance_chunks(self, draft: StepDraft) -> tuple[np.ndarray, ...]:
+        """Columns of the chunk rows; those that are shaped like decodes come first."""
+        table = self._state.table
+        columns = []
+        for sequence, count in draft.chunks.items():
+            row = sequence.row
+            start, known = int(table.num_computed[row]), int(table.num_known[row])
+            samples = False
+            if start + count == known:
+                self._state.prefilling.remove(sequence)
+                samples = known < int(table.max_total[row])  # else it only scores its prompt
+                if samples:
+                    table.num_known[row] = known + 1
+                    table.begin_decoding(row)
+            columns.append((row, start, count, samples))
+        columns.sort(key=lambda entry: not (entry[3] and entry[2] == 1))
+        rows, starts, counts, sampling = zip(*columns, strict=True)
+        return (
+            np.array(rows, np.intp),
+            np.array(starts, np.int32),
+            np.array(counts, np.int32),
+            np.array(sampling, np.bool_),
+        )
+
+    def _new_rows(self, draft: StepDraft) -> NewRows:
+        table = self._state.table
+        rows = np.array([sequence.row for sequence in draft.started], np.int32)
+        num_tokens = table.num_seen[rows]
+        return NewRows(
+            rows=rows,
+            num_tokens=num_tokens,
+            prompt_lens=np.array([seq.state.prompt_len for seq in draft.started], np.int32),
+            token_ids=np.concatenate(
+                [
+                    table.token_ids[row, :count]
+                    for row, count in zip(rows.tolist(), num_tokens.tolist(), strict=True)
+                ]
+            ),
+            sampling=[sequence.sampling() for sequence in draft.started],
+        )
+
+    # --- facts -------------------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters; ``step_seconds`` is the engine loop's to fill in."""
+        state, counters = self._state, self._state.counters
+        num_sequences = sum(len(entry.live) for entry in state.requests.values())
+        return EngineStats(
+            num_running=state.table.num_live,
+            num_waiting=num_sequences - state.table.num_live,
+            kv_usage=state.blocks.usage,
+            num_steps=counters.num_steps,
+            num_preemptions=counters.num_preemptions,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            prompt_tokens=counters.prompt_tokens,
+            generation_tokens=counters.generation_tokens,
+            idle=not state.has_work,
+        )
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached block that no sequence uses."""
+        self._state.blocks.reset_prefix_cache()
+
+    def check(self) -> None:
+        """Assert every invariant of rows, queues and blocks. Slow: for tests and idle moments."""
+        self._state.check()

@@ -1,0 +1,49 @@
+"""The worker, seen from the engine loop. ``execution.worker.Worker`` fits it by shape."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from xllm.core.messages.worker import StepPlan, StepResult
+from xllm.kv_cache.layout import WorkerInfo
+
+
+class PendingStep(Protocol):
+    """A step that was handed to the device."""
+
+    def done(self) -> bool:
+        """Whether ``result`` returns at once."""
+        ...
+
+    def result(self) -> StepResult:
+        """Wait for the step and return its results; arrays belong to the caller.
+
+        Raises:
+            Exception: the step failed as a whole.
+        """
+        ...
+
+
+class WorkerPort(Protocol):
+    """Computes steps, in the order of ``execute``."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether further steps can be executed after one that raised."""
+        ...
+
+    def start(self) -> WorkerInfo:
+        """Load the model and allocate the cache. Blocks."""
+        ...
+
+    def execute(self, plan: StepPlan) -> PendingStep:
+        """Queue a step on the device; a device without queues computes it here.
+
+        Raises:
+            Exception: the step failed as a whole.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back device and memory. Further calls do nothing."""
+        ...

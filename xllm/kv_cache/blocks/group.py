@@ -1,0 +1,93 @@
+"""One cache group: its pool, its table, and when its rows next publish or release a block."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from xllm.core.utils.arrays import Int32Array
+from xllm.kv_cache.blocks.appended import AppendLog
+from xllm.kv_cache.blocks.pool import BlockPool
+from xllm.kv_cache.blocks.table import BlockTable, Rows
+from xllm.kv_cache.layout import CacheGroup, CacheSpec
+from xllm.kv_cache.layout.sizing import blocks_for
+from xllm.kv_cache.prefix import BlockKeys, PrefixCache
+from xllm.kv_cache.prefix.match import first_visible_block
+
+NEVER = np.iinfo(np.int32).max
+
+
+class GroupBlocks:
+    """Blocks of one cache group. ``BlockManager`` keeps several of them in step.
+
+    ``publish_at[r]`` and ``release_at[r]`` are the numbers of computed tokens at which row ``r``
+    fills a block that the prefix cache should learn, and at which its first block leaves the
+    window; ``NEVER`` where that cannot happen.
+    """
+
+    def __init__(self, group: CacheGroup, num_rows: int, max_tokens: int) -> None:
+        self.spec: CacheSpec = group.spec
+        self.block_size = group.spec.block_size
+        self.cache = PrefixCache()
+        self.pool = BlockPool(group.num_blocks, self.cache)
+        self.table = BlockTable(num_rows, blocks_for(max_tokens, self.block_size), self.block_size)
+        self.publish_at = np.full(num_rows, NEVER, np.int32)
+        self.release_at = np.full(num_rows, NEVER, np.int32)
+        self.log = AppendLog()
+
+    def start(self, row: int, first: int, shared: list[int], publish_limit: int) -> None:
+        """Begin a row whose blocks ``first ..`` are the already locked ``shared`` ones."""
+        self.table.start(row, first)
+        self.table.append(row, shared)
+        self.log.add(row, first, shared)
+        self._set_publish(row, first + len(shared), publish_limit)
+        self._set_release(row)
+
+    def missing(self, row: int, num_tokens: int) -> int:
+        """Blocks that the row lacks to hold ``num_tokens``."""
+        return max(0, blocks_for(num_tokens, self.block_size) - int(self.table.end[row]))
+
+    def extend(self, row: int, num_blocks: int) -> None:
+        """Append new blocks; the caller checked that the pool has them."""
+        if num_blocks:
+            blocks = self.pool.allocate(num_blocks)
+            self.log.add(row, int(self.table.end[row]), blocks)
+            self.table.append(row, blocks)
+
+    def extend_each(self, rows: Rows) -> None:
+        """Append one new block to each row."""
+        blocks = self.pool.allocate(rows.size)
+        starts = self.table.append_each(rows, blocks)
+        self.log.add_each(rows.astype(np.int32), starts, blocks)
+
+    def publish(
+        self, row: int, num_computed: int, keys: BlockKeys, tokens: Int32Array, limit: int
+    ) -> None:
+        """Let the prefix cache learn the row's full blocks."""
+        size = self.block_size
+        first = int(self.publish_at[row]) // size - 1
+        full = min(num_computed, limit) // size
+        chain = keys.upto(full, size, tokens)
+        for index in range(first, full):
+            self.cache.insert(chain[index + 1], int(self.table.ids[row, index]))
+        self._set_publish(row, full, limit)
+
+    def release_outside_window(self, row: int, num_computed: int) -> None:
+        """Release the blocks that no token from ``num_computed`` on can see."""
+        visible = first_visible_block(self.spec, num_computed)
+        self.pool.release(self.table.drop_before(row, min(visible, int(self.table.end[row]))))
+        self._set_release(row)
+
+    def free(self, row: int) -> None:
+        """Release everything that the row holds."""
+        self.pool.release(self.table.clear(row))
+        self.publish_at[row] = self.release_at[row] = NEVER
+        self.log.drop(row)
+
+    def _set_publish(self, row: int, published: int, limit: int) -> None:
+        at = (published + 1) * self.block_size
+        self.publish_at[row] = at if at <= limit else NEVER
+
+    def _set_release(self, row: int) -> None:
+        if self.spec.window is not None:
+            leaves = (int(self.table.first[row]) + 1) * self.block_size + self.spec.window - 1
+            self.release_at[row] = leaves

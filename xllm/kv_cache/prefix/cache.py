@@ -1,0 +1,82 @@
+"""The index of one cache group: block key -> block, with LRU order of the blocks nobody uses."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+
+class PrefixCache:
+    """Remembers full, computed blocks by key.
+
+    A remembered block is *locked* while a sequence uses it and *unlocked* otherwise; unlocked
+    blocks keep their content until ``evict`` takes the least recently used. Invariant: every
+    unlocked block is in the index; a block has at most one key and a key at most one block.
+    """
+
+    def __init__(self) -> None:
+        self._block_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        self._unlocked: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_unlocked(self) -> int:
+        """Blocks that ``evict`` may take."""
+        return len(self._unlocked)
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._key_of
+
+    def lookup(self, key: bytes) -> int | None:
+        """The block with this key."""
+        return self._block_of.get(key)
+
+    def insert(self, key: bytes, block: int) -> bool:
+        """Remember a block that is in use; False when another block has the key already."""
+        if key in self._block_of or block in self._key_of:
+            return False
+        self._block_of[key] = block
+        self._key_of[block] = key
+        return True
+
+    def lock(self, block: int) -> None:
+        """An unlocked block is in use again."""
+        del self._unlocked[block]
+
+    def unlock(self, block: int) -> bool:
+        """Nobody uses the block any more; False when it is not remembered at all."""
+        if block not in self._key_of:
+            return False
+        self._unlocked[block] = None
+        return True
+
+    def evict(self, count: int) -> list[int]:
+        """Forget the ``count`` least recently used unlocked blocks and give them back."""
+        evicted = []
+        for _ in range(count):
+            block, _none = self._unlocked.popitem(last=False)
+            del self._block_of[self._key_of.pop(block)]
+            evicted.append(block)
+        return evicted
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Drop locked blocks from the index: their content is not to be trusted."""
+        for block in blocks:
+            assert block not in self._unlocked
+            key = self._key_of.pop(block, None)
+            if key is not None:
+                del self._block_of[key]
+
+    def unlocked_blocks(self) -> list[int]:
+        """Unlocked blocks, the next to be evicted first."""
+        return list(self._unlocked)
+
+    def check(self) -> None:
+        """Assert that both directions of the index agree and that it covers unlocked blocks."""
+        assert len(self._block_of) == len(self._key_of)
+        for block, key in self._key_of.items():
+            assert self._block_of[key] == block
+        assert all(block in self._key_of for block in self._unlocked)
