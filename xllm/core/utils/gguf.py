@@ -96,13 +96,13 @@ class _Parser:
             metadata[key] = self._value(self._scalar("<I"))
         entries = [self._tensor() for _ in range(self._bounded(num_tensors, 24))]
         alignment = int(metadata.get("general.alignment", 32))
-        if alignment <= 0:
-            raise ValueError(f"general.alignment must be positive, got {alignment}")
+        if alignment <= 0 or alignment % 8:
+            raise ValueError(f"general.alignment must be a multiple of 8, got {alignment}")
         start = -(-self._position // alignment) * alignment
         tensors = {}
         for entry in entries:
-            if start + entry.offset > self._size:
-                raise ValueError(f"tensor {entry.name} starts beyond the end of the file")
+            if start + entry.offset > self._size or entry.offset % alignment:
+                raise ValueError(f"tensor {entry.name} starts beyond the file's end or unaligned")
             tensors[entry.name] = dataclasses.replace(entry, offset=start + entry.offset)
         return GgufHeader(metadata, tensors, self._size)
 

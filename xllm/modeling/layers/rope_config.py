@@ -54,7 +54,7 @@ def parse_rope(
         raise ValueError(f"rope_scaling must be an object, got {values!r}")
     if layer_type is not None and isinstance(values.get(layer_type), dict):
         values = values[layer_type]
-    max_position = int(hf_config.get("max_position_embeddings", 2048))
+    max_position = int(hf_config.get("max_position_embeddings") or 2048)
     partial = values.get("partial_rotary_factor") or hf_config.get("partial_rotary_factor") or 1.0
     original = hf_config.get("original_max_position_embeddings")
     original = original or values.get("original_max_position_embeddings") or max_position

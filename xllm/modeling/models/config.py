@@ -138,6 +138,12 @@ def sliding_layers(hf_config: dict[str, Any], pattern: tuple[bool, ...]) -> tupl
     return tuple(window if sliding else 0 for sliding in pattern)
 
 
+def text_config(hf_config: dict[str, Any]) -> dict[str, Any]:
+    """The language model's part of a config: a multimodal one keeps it in ``text_config``."""
+    nested = hf_config.get("text_config")
+    return hf_config | nested if isinstance(nested, dict) else hf_config
+
+
 def model_max_len(hf_config: dict[str, Any]) -> int:
     """Longest sequence in tokens that the model allows.
 
@@ -145,9 +151,9 @@ def model_max_len(hf_config: dict[str, Any]) -> int:
     scaling says so. The tokenizer's ``model_max_length`` is not consulted, and a sliding window
     bounds no sequence.
     """
-    text_config = hf_config.get("text_config") or hf_config
-    rope = parse_rope(text_config, head_dim=2, layer_type="full_attention")
-    if str(text_config.get("model_type", "")).startswith("gemma3"):
+    hf_config = text_config(hf_config)
+    rope = parse_rope(hf_config, head_dim=2, layer_type="full_attention")
+    if hf_config.get("model_type") == "gemma3_text":
         return rope.max_position  # counted after scaling
     return longest_position(rope)
 

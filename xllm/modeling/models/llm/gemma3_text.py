@@ -114,10 +114,15 @@ def layer_ropes(hf_config: dict[str, Any], windows: tuple[int, ...]) -> tuple[Ro
     return tuple(sliding if window else full for window in windows)
 
 
+# Published multimodal configs leave out what equals these.
 _DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
     "head_dim": 256,
-    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
+    "max_position_embeddings": 131_072,
     "tie_word_embeddings": True,
 }

@@ -1,0 +1,156 @@
+"""Loads a model: builds it from its config and fills every parameter from a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from xllm.core.config.files import ModelFiles
+from xllm.modeling.layers.target import Loadable, Target
+from xllm.modeling.models.config import resolve_max_model_len, text_config
+from xllm.modeling.models.decoder import CausalLM
+from xllm.modeling.models.registry import resolve
+from xllm.modeling.quantization import load_method
+from xllm.modeling.weights.checkpoint import Checkpoint, Progress
+from xllm.modeling.weights.dummy import DummyCheckpoint
+
+logger = logging.getLogger(__name__)
+
+_LISTED = 5  # names that an error message spells out
+
+
+def load_model(
+    files: ModelFiles,
+    *,
+    dtype: torch.dtype,
+    quantization: str | None = None,
+    max_model_len: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> CausalLM:
+    """Build and load a model on the default torch device.
+
+    Args:
+        dtype: of weights (unless quantized) and activations.
+        quantization: name of a quantization method, or None.
+        max_model_len: longest sequence to serve; None takes what the model allows.
+        seed: of dummy weights.
+        progress: called with bytes done and in total.
+
+    Raises:
+        ValueError: the family is unknown, the config does not fit it, more context is asked than
+            it allows, or the checkpoint lacks a tensor or has one of the wrong shape.
+    """
+    config = text_config(files.config)
+    model: CausalLM = resolve(config).from_hf_config(
+        config,
+        method=load_method(quantization),
+        dtype=dtype,
+        max_len=resolve_max_model_len(config, max_model_len),
+        vocab_size=files.vocab_size,
+    )
+    load_weights(model, _open(files, model, seed), progress)
+    return model.eval()
+
+
+def model_targets(model: nn.Module) -> dict[str, tuple[Target, Loadable]]:
+    """Every checkpoint tensor that the model needs: its slot and the layer that owns it."""
+    targets: dict[str, tuple[Target, Loadable]] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, Loadable):
+            targets |= {name: (target, module) for name, target in module.targets(path)}
+    return targets
+
+
+@torch.no_grad()
+def load_weights(model: CausalLM, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
+    """Fill every target of ``model`` and pack each layer as soon as it is complete, so that at
+    most one layer is held twice.
+
+    Raises:
+        ValueError: tensors are missing or of the wrong shape; the message names them.
+    """
+    targets = model_targets(model)
+    stored_names = _match(model, targets, checkpoint)
+    waiting: dict[int, int] = {}
+    for _, layer in targets.values():
+        waiting[id(layer)] = waiting.get(id(layer), 0) + 1
+    total = sum(checkpoint.num_bytes(name) for name in stored_names)
+    done = 0
+    for stored_name, tensor in checkpoint.tensors(stored_names):
+        target, layer = targets[stored_names[stored_name]]
+        target.load(tensor)
+        waiting[id(layer)] -= 1
+        if not waiting[id(layer)]:
+            layer.after_load()
+        done += checkpoint.num_bytes(stored_name)
+        if progress is not None:
+            progress(done, total)
+    for module in model.modules():  # layers without tensors of their own: a tied head
+        if isinstance(module, Loadable) and id(module) not in waiting:
+            module.after_load()
+
+
+def _match(
+    model: CausalLM, targets: dict[str, tuple[Target, Loadable]], checkpoint: Checkpoint
+) -> dict[str, str]:
+    """Names in the checkpoint to names of targets, after checking that they fit one to one."""
+    matched: dict[str, str] = {}
+    unused: list[str] = []
+    for stored_name, shape in checkpoint.shapes().items():
+        name = _renamed(stored_name, model.renames)
+        if name not in targets:
+            unused.append(stored_name)
+            continue
+        target = targets[name][0]
+        if not target.fits(shape):
+            raise ValueError(
+                f"tensor {stored_name} has shape {list(shape)}, the model needs "
+                f"{list(target.shape)}"
+            )
+        matched[stored_name] = name
+    missing = targets.keys() - matched.values()
+    if missing:
+        hint = ""
+        if "lm_head.weight" in missing:
+            hint = " (config.json says tie_word_embeddings is false, so the head must be stored)"
+        raise ValueError(f"the checkpoint lacks {_listed(missing)}{hint}")
+    unexpected = [name for name in unused if not _expected_leftover(name, model)]
+    if unexpected:
+        logger.warning("the model does not use %s of the checkpoint", _listed(unexpected))
+    return matched
+
+
+def _renamed(name: str, renames: dict[str, str]) -> str:
+    for prefix, replacement in renames.items():
+        if name.startswith(prefix):
+            return replacement + name[len(prefix) :]
+    return name
+
+
+def _expected_leftover(name: str, model: CausalLM) -> bool:
+    tied_head = name == "lm_head.weight" and model.lm_head.tied
+    return tied_head or name.endswith("rotary_emb.inv_freq") or name.startswith(model.ignored)
+
+
+def _listed(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    shown = ", ".join(ordered[:_LISTED])
+    more = len(ordered) - _LISTED
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _open(files: ModelFiles, model: CausalLM, seed: int) -> Checkpoint:
+    if files.format == "dummy":
+        targets = {name: target for name, (target, _) in model_targets(model).items()}
+        return DummyCheckpoint(targets, seed)
+    if files.format == "gguf":
+        from xllm.modeling.weights.gguf import GgufCheckpoint
+
+        return GgufCheckpoint(files.weights[0])
+    from xllm.modeling.weights.safetensors import SafetensorsCheckpoint
+
+    return SafetensorsCheckpoint(files.weights)
