@@ -1,0 +1,4 @@
+"""Devices and what runs on them: platforms, kernels, memory, collectives, byte transport.
+
+Does not own KV policy, weights policy or requests.
+"""

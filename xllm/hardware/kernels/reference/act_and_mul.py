@@ -1,0 +1,18 @@
+"""Gated activations (Shazeer, 2020)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def act_and_mul(gate_up: Tensor, activation: str) -> Tensor:
+    """See ``ops.act_and_mul``."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    if activation == "silu":
+        gate = F.silu(gate)
+    elif activation in ("gelu", "gelu_tanh"):
+        gate = F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none")
+    else:
+        raise ValueError(f"activation must be silu, gelu or gelu_tanh, got {activation!r}")
+    return (gate * up).to(gate_up.dtype)
