@@ -45,22 +45,6 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     reasoning_content: str | None = None
 
 
-class ToolFunction(msgspec.Struct):
-    """A function that the model may call; ``parameters`` is a JSON schema."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(msgspec.Struct):
-    """A tool definition; only functions exist."""
-
-    type: str
-    function: ToolFunction
-
-
 class ChatCompletionRequest(CommonFields, kw_only=True):
     """Body of a chat request."""
 
@@ -68,7 +52,7 @@ class ChatCompletionRequest(CommonFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
+_FIELD = re.compile(r"[a-z_]+(?=[ .:\[])")
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -71,5 +74,5 @@ class RequestError(Exception):
     def from_value_error(cls, error: ValueError) -> RequestError:
         """400 from the house's ``ValueError``, whose message starts with the field's name."""
         message = str(error)
-        field = message.partition(" ")[0]
-        return cls(400, message, param=field if field.isidentifier() else None)
+        field = _FIELD.match(message)
+        return cls(400, message, param=field[0] if field else None)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from xllm.frontend.protocol.chat import ChatMessage, Tool
+from xllm.frontend.protocol.chat import ChatMessage
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -16,7 +16,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     prompt: str | None = None
     content: str | None = None
     messages: list[ChatMessage] | None = None
-    tools: list[Tool] | None = None
+    tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

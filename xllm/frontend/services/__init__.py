@@ -1,4 +1,24 @@
 """One service per API family: ``async handle(request) -> answer or stream of chunk lists``.
 
 Owns the asyncio side of the frontend. Knows no HTTP and no engine beyond ``EngineClient``.
+Public: the four services, ``OutputDispatcher``, ``ChunkStream``, ``EngineClient``.
 """
+
+from xllm.frontend.services.chat import ChatService
+from xllm.frontend.services.chunks import ChunkStream
+from xllm.frontend.services.completions import CompletionService
+from xllm.frontend.services.dispatcher import OutputDispatcher
+from xllm.frontend.services.engine_client import EngineClient, OutputSink
+from xllm.frontend.services.models import ModelService
+from xllm.frontend.services.tokenize import TokenizeService
+
+__all__ = [
+    "ChatService",
+    "ChunkStream",
+    "CompletionService",
+    "EngineClient",
+    "ModelService",
+    "OutputDispatcher",
+    "OutputSink",
+    "TokenizeService",
+]

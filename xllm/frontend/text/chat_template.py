@@ -123,10 +123,10 @@ class ChatTemplate:
                 if time.monotonic() > deadline:
                     raise ValueError(f"messages took more than {RENDER_SECONDS:g} s to render")
         except TemplateError as error:
-            raise ValueError(f"chat template: {error.message}") from None
+            raise ValueError(f"messages cannot be rendered: {error.message}") from None
         except (TypeError, KeyError, AttributeError, IndexError, ArithmeticError) as error:
             # The template trusted a shape that this conversation does not have.
-            raise ValueError(f"chat template cannot render these messages: {error}") from None
+            raise ValueError(f"messages do not suit the chat template: {error!r}") from None
         return "".join(pieces)
 
     def _probe(self) -> TemplateNeeds:

@@ -8,6 +8,7 @@ import tokenizers
 
 from xllm.core.config.files import ModelFiles
 from xllm.core.utils.gguf import read_header
+from xllm.frontend.text.chat_template import ChatTemplate
 from xllm.frontend.text.gguf import tokenizer_from_gguf
 from xllm.frontend.text.tokenizer import Tokenizer
 
@@ -23,6 +24,26 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     if files.gguf_file is not None:
         return tokenizer_from_gguf(read_header(files.gguf_file).metadata)
     raise ValueError(f"model {files.name!r} has no tokenizer.json; name one with --tokenizer")
+
+
+def load_chat_template(
+    files: ModelFiles, tokenizer: Tokenizer, path: str | None = None
+) -> ChatTemplate | None:
+    """The model's chat template, or the one in the file at ``path``; None if there is neither.
+
+    Raises:
+        ValueError: the file cannot be read, or the template is not valid.
+    """
+    source = files.chat_template
+    if path is not None:
+        try:
+            with open(path, encoding="utf-8") as file:
+                source = file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"--chat-template {path} cannot be read: {error}") from None
+    if source is None:
+        return None
+    return ChatTemplate(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
 
 
 def tokenizer_from_file(path: str, config: dict[str, Any]) -> Tokenizer:

@@ -1,0 +1,236 @@
+"""Everything a request needs before the engine sees it, in one place and in one order.
+
+Check fields, render the template, check the length, tokenize, check the ids, resolve. Nothing
+here waits or touches the event loop, so it runs in any thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import time
+import uuid
+from collections.abc import Sequence
+
+import numpy as np
+
+from xllm.core.request.request import Request
+from xllm.core.request.sampling import MAX_SEED, SamplingParams
+from xllm.frontend.intake.bad_words import bad_word_token_ids
+from xllm.frontend.intake.defaults import SamplingDefaults
+from xllm.frontend.intake.limits import Limits
+from xllm.frontend.intake.messages import num_chars, template_messages
+from xllm.frontend.intake.params import chat_params, completion_params
+from xllm.frontend.intake.tools import check_format, visible_tools
+from xllm.frontend.protocol.chat import ChatCompletionRequest
+from xllm.frontend.protocol.completions import CompletionRequest
+from xllm.frontend.protocol.errors import RequestError
+from xllm.frontend.protocol.tokenize import TokenizeRequest
+from xllm.frontend.text.chat_template import RESERVED_NAMES, ChatTemplate
+from xllm.frontend.text.tokenizer import Tokenizer
+
+# Choice i samples with seed + i; the sum must stay a signed 64-bit number.
+_SEED_RANGE = MAX_SEED - (1 << 20)
+_MAX_REQUEST_ID = 128
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request for the engine, and the prompt's text if it came as text."""
+
+    request: Request
+    prompt_text: str | None = None
+
+
+class RequestFactory:
+    """Makes engine requests of API bodies (server) or prompts and parameters (offline).
+
+    Every public method raises ``RequestError`` (400) for what it cannot accept, naming the field.
+
+    Args:
+        tokenizer: the model's.
+        limits: server maxima and model sizes.
+        chat_template: None when the model has none; then chats are refused.
+        defaults: sampling values for fields that a request leaves out.
+        eos_token_ids: every id that ends a text.
+        seed: seeds requests that bring no seed, in order of arrival.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        limits: Limits,
+        *,
+        chat_template: ChatTemplate | None = None,
+        defaults: SamplingDefaults | None = None,
+        eos_token_ids: Sequence[int] = (),
+        seed: int = 0,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self.defaults = defaults or SamplingDefaults()
+        self._chat_template = chat_template
+        self._eos_token_ids = tuple(i for i in eos_token_ids if i < limits.vocab_size)
+        self._handles = itertools.count(1)
+        self._random = random.Random(seed)
+
+    def from_chat(self, body: ChatCompletionRequest) -> PreparedRequest:
+        """A chat request: one prompt, ``n`` choices."""
+        try:
+            check_format(body)
+            self.limits.check_top_logprobs(body.top_logprobs)
+            params = chat_params(body, self.defaults)
+            text = self.render(body)
+            ids = self.encode("messages", [text], body.add_special_tokens is True)[0]
+            return self._make("messages", ids, params, body, text)
+        except ValueError as error:
+            raise RequestError.from_value_error(error) from None
+
+    def from_completion(self, body: CompletionRequest) -> list[PreparedRequest]:
+        """A completion request: one entry per prompt, in order."""
+        try:
+            check_format(body)
+            if body.suffix:
+                raise ValueError("suffix is not supported: the model cannot fill in the middle")
+            params = completion_params(body, self.defaults)
+            texts, prompts = self._prompts(body)
+            return [
+                self._make("prompt", ids, params, body, text)
+                for text, ids in zip(texts, prompts, strict=True)
+            ]
+        except ValueError as error:
+            raise RequestError.from_value_error(error) from None
+
+    def create(
+        self, prompt: str | Sequence[int], params: SamplingParams, *, priority: int = 0
+    ) -> PreparedRequest:
+        """A request from parameters that are already there (offline use)."""
+        try:
+            if isinstance(prompt, str):
+                ids: Sequence[int] = self.encode("prompt", [prompt], True)[0]
+                return self._resolve("prompt", ids, params, prompt, priority, None, None)
+            return self._resolve("prompt", list(prompt), params, None, priority, None, None)
+        except ValueError as error:
+            raise RequestError.from_value_error(error) from None
+
+    def render(self, body: ChatCompletionRequest | TokenizeRequest) -> str:
+        """The prompt text of a conversation.
+
+        Raises:
+            ValueError: as the house has it; callers outside turn it into a ``RequestError``.
+        """
+        if self._chat_template is None:
+            raise ValueError(
+                "messages cannot be rendered: the model has no chat template; start the server "
+                "with --chat-template FILE"
+            )
+        if body.chat_template is not None:
+            raise ValueError("chat_template must come from the server, not from a request")
+        variables = body.chat_template_kwargs or {}
+        for name in variables:
+            if name in RESERVED_NAMES:
+                raise ValueError(f"chat_template_kwargs must not contain {name!r}")
+        messages = template_messages(body.messages or [], self._chat_template.needs)
+        max_token_chars = self.tokenizer.max_token_chars
+        self.limits.check_text("messages", num_chars(body.messages or []), max_token_chars)
+        proceed = bool(body.continue_final_message)
+        if proceed and body.add_generation_prompt:
+            raise ValueError("continue_final_message excludes add_generation_prompt")
+        tools = visible_tools(body) if isinstance(body, ChatCompletionRequest) else body.tools
+        return self._chat_template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=not proceed and body.add_generation_prompt is not False,
+            continue_final_message=proceed,
+            variables=variables,
+            max_chars=self.limits.max_chars(max_token_chars),
+        )
+
+    def encode(self, field: str, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of texts that may still fit the context.
+
+        Raises:
+            ValueError: a text is too long, whatever its tokens are.
+        """
+        for text in texts:
+            self.limits.check_text(field, len(text), self.tokenizer.max_token_chars)
+        return self.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+
+    def _prompts(
+        self, body: CompletionRequest
+    ) -> tuple[Sequence[str | None], Sequence[Sequence[int]]]:
+        """Texts (None for ids) and token ids of every prompt."""
+        prompt = body.prompt
+        entries = [prompt] if isinstance(prompt, str) else prompt
+        if not entries:
+            raise ValueError("prompt must not be empty")
+        if all(type(entry) is int for entry in entries):
+            return [None], [entries]  # type: ignore[list-item]
+        if len(entries) > self.limits.max_prompts:
+            raise ValueError(
+                f"prompt must have at most {self.limits.max_prompts} entries, got {len(entries)}"
+            )
+        texts = [entry for entry in entries if isinstance(entry, str)]
+        if len(texts) == len(entries):
+            return texts, self.encode("prompt", texts, body.add_special_tokens is not False)
+        lists = [entry for entry in entries if isinstance(entry, list)]
+        if len(lists) != len(entries):
+            raise ValueError("prompt must hold only strings, only token ids or only lists of ids")
+        return [None] * len(lists), lists
+
+    def _make(
+        self,
+        field: str,
+        ids: Sequence[int],
+        params: SamplingParams,
+        body: ChatCompletionRequest | CompletionRequest,
+        text: str | None,
+    ) -> PreparedRequest:
+        if body.request_id is not None and len(body.request_id) > _MAX_REQUEST_ID:
+            raise ValueError(f"request_id must have at most {_MAX_REQUEST_ID} characters")
+        return self._resolve(
+            field, ids, params, text, body.priority or 0, body.cache_salt, body.request_id
+        )
+
+    def _resolve(
+        self,
+        field: str,
+        ids: Sequence[int],
+        params: SamplingParams,
+        text: str | None,
+        priority: int,
+        cache_salt: str | None,
+        request_id: str | None,
+    ) -> PreparedRequest:
+        limits = self.limits
+        limits.check_params(params)
+        limits.check_priority(priority)
+        limits.check_prompt(field, ids, params.max_tokens)
+        if params.top_k >= limits.vocab_size:
+            params = _without_top_k(params)
+        room = limits.max_model_len - len(ids)
+        ends = () if params.ignore_eos else self._eos_token_ids
+        stop_token_ids = tuple(dict.fromkeys((*ends, *params.stop_token_ids)))
+        seed = self._random.getrandbits(62) if params.seed is None else params.seed
+        request = Request(
+            handle=next(self._handles),
+            request_id=request_id or uuid.uuid4().hex,
+            prompt_token_ids=np.array(ids, dtype=np.int32),
+            params=params,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            stop_token_ids=stop_token_ids,
+            suppress_token_ids=stop_token_ids if params.min_tokens else (),
+            bad_words_token_ids=bad_word_token_ids(self.tokenizer, params.bad_words),
+            seed=seed % _SEED_RANGE,
+            priority=priority,
+            arrival_time=time.monotonic(),
+            cache_salt=cache_salt or None,
+        )
+        return PreparedRequest(request, text)
+
+
+def _without_top_k(params: SamplingParams) -> SamplingParams:
+    """The same with the filter off: keeping the whole vocabulary filters nothing."""
+    values = {name: getattr(params, name) for name in params.__struct_fields__}
+    return SamplingParams(**{**values, "top_k": 0})

@@ -1,0 +1,129 @@
+"""What one request may ask for. Checked before anything is allocated or computed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+from xllm.core.config.server import ServerConfig
+from xllm.core.request.sampling import SamplingParams
+
+# Normalization may join a few characters into one; no vocabulary known joins more than this.
+_MAX_JOINED_CHARS = 4
+_INT32_MAX = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Server maxima and the model's sizes."""
+
+    max_model_len: int  # tokens of prompt plus answer
+    vocab_size: int  # ids the model knows
+    max_n: int
+    max_prompts: int
+    max_logprobs: int
+    max_stop: int
+    max_logit_bias: int
+    max_bad_words: int
+
+    @classmethod
+    def from_config(cls, server: ServerConfig, max_model_len: int, vocab_size: int) -> Limits:
+        """Limits of a server config and a loaded model (both in ``EngineReady``)."""
+        return cls(
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            max_n=server.max_n,
+            max_prompts=server.max_prompts,
+            max_logprobs=server.max_logprobs,
+            max_stop=server.max_stop,
+            max_logit_bias=server.max_logit_bias,
+            max_bad_words=server.max_bad_words,
+        )
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Check sampling parameters against the server's maxima and the vocabulary.
+
+        Raises:
+            ValueError: the message starts with the field's name and says the limit.
+        """
+        _at_most("n", params.n, self.max_n)
+        for name in ("logprobs", "prompt_logprobs"):
+            _at_most(name, getattr(params, name) or 0, self.max_logprobs)
+        _at_most_entries("stop", params.stop, self.max_stop)
+        _at_most_entries("stop_token_ids", params.stop_token_ids, self.max_stop)
+        _at_most_entries("bad_words", params.bad_words, self.max_bad_words)
+        _at_most_entries("logit_bias", params.logit_bias or (), self.max_logit_bias)
+        self.check_ids("stop_token_ids", params.stop_token_ids)
+        self.check_ids("logit_bias", params.logit_bias or ())
+        self.check_ids("allowed_token_ids", params.allowed_token_ids or ())
+
+    def check_ids(self, field: str, ids: Collection[int]) -> None:
+        """Check that every id is in the vocabulary.
+
+        Raises:
+            ValueError: one is not.
+        """
+        for bad in (min(ids), max(ids)) if ids else ():
+            if not 0 <= bad < self.vocab_size:
+                raise ValueError(
+                    f"{field} must hold token ids between 0 and {self.vocab_size - 1}, got {bad}"
+                )
+
+    def check_prompt(self, field: str, ids: Sequence[int], max_tokens: int | None) -> None:
+        """Check a prompt's length and ids. A prompt that is only scored may fill the context.
+
+        Raises:
+            ValueError: it is empty, too long for the context, or has ids outside the vocabulary.
+        """
+        if not ids:
+            raise ValueError(f"{field} must contain at least one token")
+        reserved = 0 if max_tokens == 0 else 1
+        if len(ids) + reserved > self.max_model_len:
+            raise ValueError(
+                f"{field} has {len(ids)} tokens, which exceeds the context length of "
+                f"{self.max_model_len} tokens (at least {reserved} must remain for the answer)"
+            )
+        self.check_ids(field, ids)
+
+    def max_chars(self, max_token_chars: int) -> int:
+        """Characters that can never fit, given how many one token may stand for."""
+        return self.max_model_len * max_token_chars * _MAX_JOINED_CHARS
+
+    def check_text(self, field: str, num_chars: int, max_token_chars: int) -> None:
+        """Refuse a text that cannot fit the context, before the cost of tokenizing it.
+
+        Raises:
+            ValueError: it is too long, whatever its tokens are.
+        """
+        if num_chars > self.max_chars(max_token_chars):
+            raise ValueError(
+                f"{field} has {num_chars} characters, which cannot fit the context length of "
+                f"{self.max_model_len} tokens"
+            )
+
+    def check_top_logprobs(self, value: int | None) -> None:
+        """Check the chat API's name for ``logprobs``.
+
+        Raises:
+            ValueError: it is above the server's maximum.
+        """
+        _at_most("top_logprobs", value or 0, self.max_logprobs)
+
+    def check_priority(self, priority: int) -> None:
+        """Check that a priority fits its column.
+
+        Raises:
+            ValueError: it does not.
+        """
+        if not -_INT32_MAX <= priority <= _INT32_MAX:
+            raise ValueError(f"priority must be between {-_INT32_MAX} and {_INT32_MAX}")
+
+
+def _at_most(name: str, value: int, high: int) -> None:
+    if value > high:
+        raise ValueError(f"{name} must be at most {high}, got {value}")
+
+
+def _at_most_entries(name: str, values: Collection[object], high: int) -> None:
+    if len(values) > high:
+        raise ValueError(f"{name} must have at most {high} entries, got {len(values)}")

@@ -1,0 +1,68 @@
+"""Checks of ``tools``, ``tool_choice`` and ``response_format``: what is served and what is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xllm.frontend.protocol.chat import ChatCompletionRequest
+from xllm.frontend.protocol.sampling import CommonFields
+
+
+def visible_tools(body: ChatCompletionRequest) -> list[dict[str, Any]] | None:
+    """The tools that the template shows to the model: all, or none for ``tool_choice: none``.
+
+    The model may answer with a call in its own format; that text is the answer's content.
+
+    Raises:
+        ValueError: a malformed tool, an unknown choice, or a choice that forces a call.
+    """
+    tools = body.tools or []
+    names = [_function_name(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    choice = body.tool_choice
+    if choice is None or choice == "auto":
+        return tools or None
+    if choice == "none":
+        return None
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type") != "function" or not isinstance(name, str):
+            raise ValueError("tool_choice must name a function: {type, function: {name}}")
+        if name not in names:
+            raise ValueError(f"tool_choice names {name!r}, which is not among tools")
+    elif choice != "required":
+        raise ValueError(
+            f"tool_choice must be none, auto, required or a function, got {choice[:64]!r}"
+        )
+    elif not tools:
+        raise ValueError("tool_choice 'required' needs tools")
+    raise ValueError("tool_choice that forces a call is not supported yet; use auto or none")
+
+
+def check_format(body: CommonFields) -> None:
+    """Refuse constrained output rather than serve it unconstrained.
+
+    Raises:
+        ValueError: a format other than text, or any ``structured_outputs``.
+    """
+    if body.structured_outputs is not None:
+        raise ValueError("structured_outputs is not supported yet")
+    form = body.response_format
+    if form is None or form.type == "text":
+        return
+    if form.type in ("json_object", "json_schema", "structural_tag"):
+        raise ValueError(f"response_format {form.type!r} is not supported yet; only text is")
+    raise ValueError(f"response_format.type must be 'text', got {form.type[:64]!r}")
+
+
+def _function_name(tool: dict[str, Any], path: str) -> str:
+    if tool.get("type") != "function":
+        raise ValueError(f"{path}.type must be 'function'")
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{path}.function.name is required")
+    parameters = function.get("parameters") if isinstance(function, dict) else None
+    if parameters is not None and not isinstance(parameters, dict):
+        raise ValueError(f"{path}.function.parameters must be a JSON schema object")
+    return name

@@ -1,0 +1,199 @@
+"""``/v1/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from msgspec import UNSET, UnsetType
+
+from xllm.frontend.intake.factory import PreparedRequest, RequestFactory
+from xllm.frontend.output.answer import AnswerState
+from xllm.frontend.output.choice import ChoiceDelta
+from xllm.frontend.protocol.completions import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+)
+from xllm.frontend.protocol.usage import Usage
+from xllm.frontend.services.chunks import SETTLE_SECONDS, ChunkStream
+from xllm.frontend.services.dispatcher import AnswerStream, OutputDispatcher, PromptDelta
+from xllm.frontend.services.logprobs import completion_logprobs, prompt_offsets
+from xllm.frontend.services.shared import (
+    check_model,
+    check_stream_fields,
+    off_loop,
+    prompt_logprobs_of,
+    usage_of,
+)
+from xllm.frontend.text.tokenizer import Tokenizer
+
+
+class CompletionService:
+    """Continues prompts.
+
+    Args:
+        factory: makes engine requests.
+        dispatcher: sends them and brings the answers.
+        model: the served model's name in the API.
+    """
+
+    def __init__(self, factory: RequestFactory, dispatcher: OutputDispatcher, model: str) -> None:
+        self._factory = factory
+        self._dispatcher = dispatcher
+        self._model = model
+
+    async def handle(self, body: CompletionRequest) -> Completion | ChunkStream[Completion]:
+        """Answer whole, or as an async iterator of chunk lists if ``stream`` is set.
+
+        Choice ``j`` of prompt ``i`` has index ``i * n + j``. Cancelling the call, or closing the
+        iterator, aborts the requests in the engine.
+
+        Raises:
+            RequestError: the request is refused or failed.
+        """
+        check_model(body.model, self._model)
+        check_stream_fields(body)
+        prepared = await off_loop(
+            _num_chars(body.prompt), lambda: self._factory.from_completion(body)
+        )
+        stream = self._dispatcher.submit(
+            prepared, whole=not body.stream, keep_entries=bool(body.return_token_ids)
+        )
+        answer = _Answer(body, prepared, stream, self._model, self._factory.tokenizer)
+        try:
+            if not body.stream:
+                return answer.whole(await stream.read())
+            await stream.settle(SETTLE_SECONDS)
+        except BaseException:
+            stream.close()
+            raise
+        return ChunkStream(stream, answer)
+
+
+def _num_chars(prompt: str | Sequence[str | int | list[int]]) -> int:
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(entry) for entry in prompt if not isinstance(entry, int))
+
+
+class _Answer:
+    """Shapes one answer, in one piece or in chunks."""
+
+    def __init__(
+        self,
+        body: CompletionRequest,
+        prepared: Sequence[PreparedRequest],
+        stream: AnswerStream,
+        model: str,
+        tokenizer: Tokenizer,
+    ) -> None:
+        options = body.stream_options
+        self._id = f"cmpl-{prepared[0].request.request_id}"
+        self._created = int(time.time())
+        self._model = model
+        self._tokenizer = tokenizer
+        self._prepared = prepared
+        self._answers = stream.answers
+        self._n = body.n if body.n is not None else 1
+        self._echo = bool(body.echo)
+        self._logprobs = body.logprobs is not None
+        self._prompt_logprobs = body.prompt_logprobs is not None
+        self._token_ids = bool(body.return_token_ids)
+        self._usage = bool(options and options.include_usage)
+        self._running_usage = bool(self._usage and options and options.continuous_usage_stats)
+        self._echoed: set[int] = set()
+        self._echo_text: dict[int, str] = {}
+
+    def whole(self, news: list[PromptDelta]) -> Completion:
+        """The answer in one piece, from its only news."""
+        by_prompt: dict[int, list[ChoiceDelta]] = {}
+        for prompt, delta in news:
+            by_prompt.setdefault(prompt, []).append(delta)
+        choices = []
+        for prompt in sorted(by_prompt):
+            best = self._best(self._answers[prompt], by_prompt[prompt])
+            choices += [self._choice(prompt, place, delta) for place, delta in enumerate(best)]
+        return self._completion(choices, usage_of(self._answers))
+
+    def chunks(self, news: list[PromptDelta]) -> list[Completion]:
+        """Chunks for news that arrived together."""
+        return [
+            self._completion([self._choice(prompt, delta.index, delta)])
+            for prompt, delta in news
+            if delta.text or delta.entries or delta.finish_reason
+        ]
+
+    def closing(self) -> list[Completion]:
+        """The usage chunk, if asked for."""
+        return [self._completion([], usage_of(self._answers))] if self._usage else []
+
+    def _best(self, answer: AnswerState, deltas: list[ChoiceDelta]) -> list[ChoiceDelta]:
+        """The ``n`` answers with the highest mean logprob, where ``best_of`` made more."""
+        if len(deltas) == self._n:
+            return deltas
+
+        def mean_logprob(delta: ChoiceDelta) -> float:
+            choice = answer.choices[delta.index]
+            return choice.cumulative_logprob / max(1, choice.num_tokens)
+
+        return sorted(deltas, key=mean_logprob, reverse=True)[: self._n]
+
+    def _completion(
+        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None = UNSET
+    ) -> Completion:
+        if usage is UNSET and self._usage:
+            usage = usage_of(self._answers) if self._running_usage else None
+        return Completion(self._id, self._created, self._model, choices, usage)
+
+    def _choice(self, prompt: int, place: int, delta: ChoiceDelta) -> CompletionChoice:
+        index = prompt * self._n + place
+        opens = index not in self._echoed
+        self._echoed.add(index)
+        echoed = self._echoed_text(prompt) if self._echo else ""
+        choice = CompletionChoice(
+            index,
+            echoed + delta.text if opens else delta.text,
+            self._logprobs_of(prompt, delta, len(echoed), opens) if self._logprobs else None,
+            delta.finish_reason,
+            delta.stop_reason,
+        )
+        if self._prompt_logprobs:
+            choice.prompt_logprobs = prompt_logprobs_of(self._answers[prompt], self._tokenizer)
+        if self._token_ids:
+            choice.token_ids = delta.token_ids
+            if opens:
+                ids = self._prepared[prompt].request.prompt_token_ids
+                choice.prompt_token_ids = ids.tolist()
+        return choice
+
+    def _logprobs_of(
+        self, prompt: int, delta: ChoiceDelta, num_echoed: int, opens: bool
+    ) -> CompletionLogprobs:
+        """Entries of the delta; the prompt's come before them where the text echoes it."""
+        own = completion_logprobs(delta.entries, delta.offsets, self._tokenizer, num_echoed)
+        if not (self._echo and opens):
+            return own
+        entries = self._answers[prompt].prompt_logprobs
+        offsets = prompt_offsets(entries, self._tokenizer)
+        asked = completion_logprobs(entries, offsets, self._tokenizer)
+        return CompletionLogprobs(
+            asked.tokens + own.tokens,
+            asked.token_logprobs + own.token_logprobs,
+            asked.top_logprobs + own.top_logprobs,
+            asked.text_offset + own.text_offset,
+        )
+
+    def _echoed_text(self, prompt: int) -> str:
+        text = self._echo_text.get(prompt)
+        if text is None:
+            given = self._prepared[prompt]
+            text = given.prompt_text
+            if text is None:
+                text = self._tokenizer.decode(
+                    given.request.prompt_token_ids.tolist(),
+                    skip_special_tokens=given.request.params.skip_special_tokens,
+                )
+            self._echo_text[prompt] = text
+        return text

@@ -1,0 +1,172 @@
+"""Between the engine client and the services: answers advance here, their readers wake up.
+
+One wake-up per reader and step, no task and no queue per token: unread text waits, merged, in the
+answer's own state, so a reader that stalls costs nobody else anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from xllm.core.messages.server import OutputBatch
+from xllm.frontend.intake.factory import PreparedRequest
+from xllm.frontend.output.answer import AnswerState
+from xllm.frontend.output.choice import ChoiceDelta
+from xllm.frontend.output.processor import OutputProcessor
+from xllm.frontend.services.engine_client import EngineClient
+
+# News of one choice: the index of its prompt, and what it gained.
+PromptDelta = tuple[int, ChoiceDelta]
+
+
+class AnswerStream:
+    """Reads the answers to the prompts of one API request. Close it in every case.
+
+    Args:
+        dispatcher: where the answers advance.
+        answers: one per prompt.
+        whole: wake the reader only when every answer is complete.
+    """
+
+    def __init__(
+        self, dispatcher: OutputDispatcher, answers: Sequence[AnswerState], whole: bool
+    ) -> None:
+        self.answers = answers
+        self._dispatcher = dispatcher
+        self._whole = whole
+        self._prompt_index = {id(answer): i for i, answer in enumerate(answers)}
+        self._num_unfinished = len(answers)
+        self._news: dict[int, AnswerState] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will follow what is unread."""
+        return self._num_unfinished == 0
+
+    async def read(self) -> list[PromptDelta]:
+        """News since the last call, waiting for some; empty once everything was read.
+
+        Raises:
+            RequestError: one of the answers failed.
+        """
+        while True:
+            self._changed.clear()
+            news, self._news = self._news, {}
+            deltas = [(index, delta) for index, answer in news.items() for delta in answer.take()]
+            if deltas or self.finished:
+                return deltas
+            await self._changed.wait()
+
+    async def settle(self, timeout_seconds: float) -> None:
+        """Wait for the first sign of the engine, so that a refusal becomes an HTTP status.
+
+        Raises:
+            RequestError: the engine refused the request.
+        """
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return  # it queues; the headers may go out
+        for answer in self._news.values():
+            if answer.error is not None:
+                raise answer.error
+
+    def close(self) -> None:
+        """Stop what still runs. Idempotent."""
+        self._dispatcher.cancel(self)
+
+    def notice(self, answer: AnswerState) -> None:
+        """An answer changed; called by the dispatcher."""
+        self._news[self._prompt_index[id(answer)]] = answer
+        if answer.finished:
+            self._num_unfinished -= 1
+        if not self._whole or self.finished or answer.error is not None:
+            self._changed.set()
+
+
+class OutputDispatcher:
+    """The engine client's sink. Runs on the event loop's thread.
+
+    Args:
+        client: the engine; the dispatcher connects itself to it.
+        processor: holds the answers.
+    """
+
+    def __init__(self, client: EngineClient, processor: OutputProcessor) -> None:
+        self._client = client
+        self._processor = processor
+        self._streams: dict[int, AnswerStream] = {}
+        client.connect(self)
+
+    @property
+    def num_open(self) -> int:
+        """Requests (prompts) that have not ended."""
+        return len(self._streams)
+
+    def submit(
+        self,
+        prepared: Sequence[PreparedRequest],
+        *,
+        whole: bool = False,
+        keep_entries: bool = False,
+    ) -> AnswerStream:
+        """Send requests to the engine, together.
+
+        Raises:
+            RequestError: the engine cannot take them; nothing was started.
+        """
+        requests = [each.request for each in prepared]
+        answers = [self._processor.add(r, keep_entries=keep_entries) for r in requests]
+        stream = AnswerStream(self, answers, whole)
+        self._streams.update((request.handle, stream) for request in requests)
+        try:
+            self._client.add(requests)
+        except BaseException:
+            for request in requests:
+                self._forget(request.handle)
+            raise
+        return stream
+
+    def deliver(self, batch: OutputBatch) -> None:
+        """Take one step's outputs."""
+        done = self._processor.process(batch)
+        for answer in done.touched:
+            handle = answer.request.handle
+            stream = self._streams[handle]
+            if answer.finished:
+                del self._streams[handle]
+            stream.notice(answer)
+        if done.stopped:
+            handles, choices = zip(*done.stopped, strict=True)
+            self._client.abort(handles, choices, stopped=True)
+        if done.failed:
+            self._client.abort(done.failed, [-1] * len(done.failed))
+
+    def fail(self, message: str) -> None:
+        """The engine is dead: every open request ends with this error."""
+        for answer in self._processor.fail_all(message):
+            self._streams.pop(answer.request.handle).notice(answer)
+
+    def cancel(self, stream: AnswerStream) -> None:
+        """Abort what a stream still waits for."""
+        handles = [
+            answer.request.handle
+            for answer in stream.answers
+            if answer.request.handle in self._streams
+        ]
+        for handle in handles:
+            self._forget(handle)
+        if handles:
+            self._client.abort(handles, [-1] * len(handles))
+
+    def check(self) -> None:
+        """Assert that every open answer has a reader and no other is kept."""
+        self._processor.check()
+        assert len(self._streams) == self._processor.num_open
+
+    def _forget(self, handle: int) -> None:
+        self._processor.discard(handle)
+        self._streams.pop(handle, None)

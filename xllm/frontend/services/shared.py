@@ -1,0 +1,86 @@
+"""Small pieces that the generation services share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from xllm.frontend.output.answer import AnswerState
+from xllm.frontend.output.logprobs import TokenEntry
+from xllm.frontend.protocol.errors import RequestError
+from xllm.frontend.protocol.sampling import CommonFields
+from xllm.frontend.protocol.usage import PromptTokensDetails, Usage
+from xllm.frontend.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+# Text up to this long is rendered and tokenized in about a millisecond: no thread is worth it.
+_INLINE_CHARS = 1024
+
+
+async def off_loop(num_chars: int, work: Callable[[], T]) -> T:
+    """Run intake work here if it is short, in a thread if it could hold up the event loop."""
+    if num_chars <= _INLINE_CHARS:
+        return work()
+    return await asyncio.to_thread(work)
+
+
+def check_model(asked: str | None, served: str) -> None:
+    """Refuse a model that is not served.
+
+    Raises:
+        RequestError: 404.
+    """
+    if asked is not None and asked != served:
+        raise RequestError(
+            404,
+            f"model {asked[:128]!r} does not exist; served: {served!r}",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def check_stream_fields(body: CommonFields) -> None:
+    """Refuse what a stream cannot carry, and stream options without a stream.
+
+    Raises:
+        RequestError: 400.
+    """
+    if body.stream_options is not None and not body.stream:
+        raise RequestError.bad_field("stream_options", "needs stream to be true")
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError.bad_field("prompt_logprobs", "is not available in a stream")
+
+
+def usage_of(answers: Sequence[AnswerState]) -> Usage:
+    """Token counts of the answers to one API request."""
+    prompt = sum(answer.num_prompt_tokens for answer in answers)
+    generated = sum(answer.num_generated_tokens for answer in answers)
+    cached = sum(answer.num_cached_tokens for answer in answers)
+    return Usage(prompt, generated, prompt + generated, PromptTokensDetails(cached))
+
+
+def prompt_logprobs_of(answer: AnswerState, tokenizer: Tokenizer) -> list[Any]:
+    """vLLM's ``prompt_logprobs``: per prompt token a map of candidates, null for the first."""
+    return [
+        None if entry.logprob is None else _candidates(entry, tokenizer)
+        for entry in answer.prompt_logprobs
+    ]
+
+
+def _candidates(entry: TokenEntry, tokenizer: Tokenizer) -> dict[str, Any]:
+    ranked = [(token_id, value, rank) for rank, (token_id, value) in _ranked(entry)]
+    own = (entry.token_id, entry.logprob, entry.rank)
+    return {
+        str(token_id): {
+            "logprob": value,
+            "rank": rank,
+            "decoded_token": tokenizer.printable(token_id),
+        }
+        for token_id, value, rank in [*ranked, own]
+    }
+
+
+def _ranked(entry: TokenEntry) -> enumerate[tuple[int, float]]:
+    return enumerate(entry.alternatives, start=1)

@@ -1,0 +1,75 @@
+"""``/tokenize`` and ``/detokenize``."""
+
+from __future__ import annotations
+
+from xllm.frontend.intake.factory import RequestFactory
+from xllm.frontend.intake.messages import num_chars
+from xllm.frontend.protocol.errors import RequestError
+from xllm.frontend.protocol.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from xllm.frontend.services.shared import check_model, off_loop
+
+
+class TokenizeService:
+    """Shows how a text or conversation becomes tokens, and back.
+
+    Args:
+        factory: brings tokenizer, chat template and limits.
+        model: the served model's name in the API.
+    """
+
+    def __init__(self, factory: RequestFactory, model: str) -> None:
+        self._factory = factory
+        self._model = model
+
+    async def tokenize(self, body: TokenizeRequest) -> TokenizeResponse:
+        """Token ids of ``prompt``, ``content`` or ``messages``; longer than the context is fine.
+
+        Raises:
+            RequestError: none or several of them, or messages that the template refuses.
+        """
+        check_model(body.model, self._model)
+        given = [v for v in (body.prompt, body.content, body.messages) if v is not None]
+        if len(given) != 1:
+            raise RequestError(400, "give exactly one of prompt, content and messages")
+        text = body.prompt if body.prompt is not None else body.content
+        cost = len(text) if text is not None else num_chars(body.messages or [])
+        return await off_loop(cost, lambda: self._tokenize(body, text))
+
+    async def detokenize(self, body: DetokenizeRequest) -> DetokenizeResponse:
+        """Text of token ids, special tokens included.
+
+        Raises:
+            RequestError: an id is not in the vocabulary.
+        """
+        check_model(body.model, self._model)
+        try:
+            self._factory.limits.check_ids("tokens", body.tokens)
+        except ValueError as error:
+            raise RequestError.from_value_error(error) from None
+        text = await off_loop(
+            len(body.tokens),
+            lambda: self._factory.tokenizer.decode(body.tokens, skip_special_tokens=False),
+        )
+        return DetokenizeResponse(text)
+
+    def _tokenize(self, body: TokenizeRequest, text: str | None) -> TokenizeResponse:
+        tokenizer = self._factory.tokenizer
+        special = body.add_special_tokens
+        if text is None:
+            try:
+                text = self._factory.render(body)
+            except ValueError as error:
+                raise RequestError.from_value_error(error) from None
+            special = bool(special)  # the template writes them itself
+        ids = tokenizer.encode(text, add_special_tokens=special is not False)
+        return TokenizeResponse(
+            tokens=ids,
+            count=len(ids),
+            max_model_len=self._factory.limits.max_model_len,
+            token_strs=[tokenizer.printable(i) for i in ids] if body.return_token_strs else None,
+        )
