@@ -1,0 +1,65 @@
+"""Runs the model on one step's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from xllm.execution.executor.inputs import BatchShape, ModelInputs, ModelOutput
+from xllm.execution.executor.runners.eager import EagerRunner
+from xllm.kv_cache.storage import CacheStorage
+from xllm.modeling.attention import AttentionBackend, ForwardContext
+from xllm.modeling.models.decoder import CausalLM
+
+
+class Runner(Protocol):
+    """One way to launch the model's forward pass."""
+
+    def can_run(self, shape: BatchShape) -> bool:
+        """Whether the runner takes a batch of this shape."""
+        ...
+
+    def run(self, inputs: ModelInputs, context: ForwardContext) -> torch.Tensor:
+        """Hidden states (T, H) of the batch."""
+        ...
+
+
+class Executor:
+    """The model with its KV cache, behind one call per step.
+
+    Args:
+        runners: tried before eager execution, first match wins.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        storage: CacheStorage,
+        backend: AttentionBackend,
+        runners: Sequence[Runner] = (),
+    ) -> None:
+        self._model = model
+        self._backend = backend
+        self._kv_caches = storage.layers
+        self._group_of_layer = storage.group_of_layer
+        self._runners = (*runners, EagerRunner(model))
+
+    def run(self, inputs: ModelInputs) -> ModelOutput:
+        """Compute the step's hidden states, write its KV, and make the logits that are wanted."""
+        for metadata in inputs.metadata:
+            self._backend.plan(metadata)
+        context = ForwardContext(
+            inputs.metadata, self._kv_caches, self._group_of_layer, self._backend
+        )
+        runner = next(r for r in self._runners if r.can_run(inputs.shape))
+        hidden = runner.run(inputs, context)
+        wanted = hidden if inputs.logits_index is None else hidden[inputs.logits_index]
+        return ModelOutput(hidden, self.compute_logits(wanted))
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(M, H) -> (M, V) float32."""
+        if not len(hidden):
+            return hidden.new_empty((0, self._model.vocab_size), dtype=torch.float32)
+        return self._model.compute_logits(hidden)

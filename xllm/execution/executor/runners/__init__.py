@@ -1,0 +1,1 @@
+"""Runners: ways to launch a forward pass. ``eager`` takes every batch and is what others equal."""

@@ -1,0 +1,24 @@
+"""Plain execution, op by op."""
+
+from __future__ import annotations
+
+import torch
+
+from xllm.execution.executor.inputs import BatchShape, ModelInputs
+from xllm.modeling.attention import ForwardContext
+from xllm.modeling.models.decoder import CausalLM
+
+
+class EagerRunner:
+    """Calls the model. Takes every batch; the truth that other runners are tested against."""
+
+    def __init__(self, model: CausalLM) -> None:
+        self._forward = model.forward
+
+    def can_run(self, shape: BatchShape) -> bool:
+        """Always."""
+        return True
+
+    def run(self, inputs: ModelInputs, context: ForwardContext) -> torch.Tensor:
+        """Hidden states (T, H)."""
+        return self._forward(inputs.input_ids, inputs.positions, context)

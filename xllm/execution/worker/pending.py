@@ -1,0 +1,109 @@
+"""A step's result while the device still computes it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from xllm.core.messages.worker import RowPromptLogprobs, SampledLogprobs, StepResult
+from xllm.core.utils.arrays import Int32Array
+from xllm.execution.sampling.logprobs import TokenLogprobs
+from xllm.execution.sampling.sampler import Samples, failure_reason
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Logprobs of prompt tokens ``start ..`` of ``row``."""
+
+    row: int
+    start: int
+    logprobs: TokenLogprobs
+
+
+class PendingResult:
+    """Fits ``PendingStep``. On a CPU the step is over already; elsewhere its tensors are copied
+    to pinned memory behind the computation and an event marks the end of the copies.
+
+    Args:
+        refused: rows whose request does not fit the model, with the reason; they fail when they
+            would sample.
+    """
+
+    def __init__(
+        self,
+        step_id: int,
+        rows: np.ndarray,
+        samples: Samples,
+        prompt_parts: list[PromptPart],
+        refused: dict[int, str],
+    ) -> None:
+        self._step_id = step_id
+        self._rows = rows  # (M,)
+        self._refused = dict(refused)
+        self._entries, self._counts = samples.logprob_entries, samples.logprob_counts
+        device = samples.token_ids.device
+        self._tokens = _to_host(samples.token_ids)
+        self._best_logits = _to_host(samples.best_logits)
+        self._logprobs = None if samples.logprobs is None else _logprobs_to_host(samples.logprobs)
+        self._prompt_parts = [
+            PromptPart(part.row, part.start, _logprobs_to_host(part.logprobs))
+            for part in prompt_parts
+        ]
+        self._event: torch.Event | None = None
+        if device.type != "cpu":
+            self._event = torch.Event(device)
+            self._event.record()
+
+    def done(self) -> bool:
+        """Whether ``result`` would return without waiting."""
+        return self._event is None or self._event.query()
+
+    def result(self) -> StepResult:
+        """Wait for the step and return what it sampled."""
+        if self._event is not None:
+            self._event.synchronize()
+        return StepResult(
+            step_id=self._step_id,
+            token_ids=self._tokens.numpy().astype(np.int32),
+            logprobs=self._sampled_logprobs(),
+            prompt_logprobs=[
+                RowPromptLogprobs(part.row, part.start, *_arrays(part.logprobs))
+                for part in self._prompt_parts
+            ],
+            failed=self._failed(),
+        )
+
+    def _sampled_logprobs(self) -> SampledLogprobs | None:
+        if self._logprobs is None:
+            return None
+        return SampledLogprobs(
+            self._entries.astype(np.int32), self._counts, *_arrays(self._logprobs)
+        )
+
+    def _failed(self) -> dict[int, str]:
+        best = self._best_logits.numpy()
+        finite = np.isfinite(best)
+        failed: dict[int, str] = {}
+        if not finite.all():
+            failed = {int(i): failure_reason(float(best[i])) for i in np.flatnonzero(~finite)}
+        if self._refused:
+            rows = self._rows.tolist()
+            failed |= {i: self._refused[row] for i, row in enumerate(rows) if row in self._refused}
+        return failed
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type == "cpu":
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+def _logprobs_to_host(found: TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(_to_host(found.token_ids), _to_host(found.logprobs), _to_host(found.ranks))
+
+
+def _arrays(found: TokenLogprobs) -> tuple[Int32Array, np.ndarray, Int32Array]:
+    return found.token_ids.numpy(), found.logprobs.numpy(), found.ranks.numpy()

@@ -1,0 +1,114 @@
+"""What the worker settles once at start-up: device, number format, size of the KV cache."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from xllm.core.config import CacheConfig, ExecutionConfig, SchedulerConfig
+from xllm.hardware.platforms import Platform, resolve
+from xllm.kv_cache.layout import (
+    CacheDemand,
+    CacheGroup,
+    capacity_tokens,
+    fit_blocks_to_bytes,
+    fit_blocks_to_tokens,
+    max_concurrency,
+    total_bytes,
+)
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# A CPU shares its memory with everything else on the machine, so it takes no share of it unasked.
+_CPU_CACHE_BYTES = 4 << 30
+
+
+def open_platform(config: ExecutionConfig) -> Platform:
+    """The platform of ``--device``, ready for use.
+
+    Raises:
+        ValueError: this machine lacks the device.
+    """
+    platform = resolve(config.device)
+    platform.start(config.num_threads)
+    return platform
+
+
+def attention_backend(config: ExecutionConfig, platform: Platform) -> str:
+    """Name of the attention backend to load."""
+    if config.attention_backend != "auto":
+        return config.attention_backend
+    return platform.attention_backend
+
+
+def resolve_dtype(name: str, platform: Platform) -> torch.dtype:
+    """The type of weights and activations that ``--dtype`` means on this device."""
+    return platform.fast_dtype() if name == "auto" else _DTYPES[name]
+
+
+def cache_demand(config: SchedulerConfig, max_model_len: int) -> CacheDemand:
+    """The most that a scheduler with this config holds in the KV cache."""
+    return CacheDemand(
+        max_num_seqs=config.max_num_seqs,
+        max_step_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+    )
+
+
+def size_cache(
+    groups: Sequence[CacheGroup],
+    config: CacheConfig,
+    demand: CacheDemand,
+    platform: Platform,
+) -> tuple[CacheGroup, ...]:
+    """Set the number of blocks of every group, and say what they hold.
+
+    Call it when the weights are loaded: they count as used memory.
+
+    Raises:
+        ValueError: the memory does not hold one block.
+    """
+    if config.num_kv_tokens is not None:
+        sized = fit_blocks_to_tokens(groups, config.num_kv_tokens, demand)
+    else:
+        sized = fit_blocks_to_bytes(groups, _budget_bytes(config, platform), demand)
+    logger.info(
+        "KV cache: %s tokens in %.2f GiB; at most %.1f sequences of %s tokens at once",
+        f"{_num_tokens(sized):,}",
+        total_bytes(sized) / 2**30,
+        max_concurrency(sized, demand),
+        f"{demand.max_model_len:,}",
+    )
+    longest = capacity_tokens(sized, demand)
+    if longest < demand.max_model_len:
+        logger.warning(
+            "one sequence holds at most %d tokens in this KV cache, less than --max-model-len %d",
+            longest,
+            demand.max_model_len,
+        )
+    return sized
+
+
+def _budget_bytes(config: CacheConfig, platform: Platform) -> int:
+    memory = platform.memory_info()
+    used = memory.total_bytes - memory.free_bytes
+    budget = int(memory.total_bytes * config.max_memory_utilization) - used
+    if budget <= 0:
+        raise ValueError(
+            f"max_memory_utilization {config.max_memory_utilization:g} of "
+            f"{memory.total_bytes / 2**30:.1f} GiB leaves nothing for the KV cache: "
+            f"{used / 2**30:.1f} GiB are in use"
+        )
+    ceiling = config.max_cache_size
+    if not ceiling and platform.name == "cpu":
+        ceiling = _CPU_CACHE_BYTES
+    return min(budget, ceiling) if ceiling else budget
+
+
+def _num_tokens(groups: Sequence[CacheGroup]) -> int:
+    """Tokens that the full-attention groups hold, or the largest group where there is none."""
+    sizes = [(g.num_blocks - 1) * g.spec.block_size for g in groups if g.spec.window is None]
+    return min(sizes) if sizes else max((g.num_blocks - 1) * g.spec.block_size for g in groups)

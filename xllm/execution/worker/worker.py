@@ -1,0 +1,211 @@
+"""The worker: a loaded model on one device that computes step plans."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from xllm.core.config import XllmConfig
+from xllm.core.config.files import ModelFiles
+from xllm.core.messages.worker import NewRows, StepPlan
+from xllm.execution.executor import Executor
+from xllm.execution.executor.warmup import warmup_plans
+from xllm.execution.sampling import RowRequest, Sampler
+from xllm.execution.worker import resources
+from xllm.execution.worker.input_builder import InputBuilder, StepInputs
+from xllm.execution.worker.pending import PendingResult
+from xllm.execution.worker.prompt_logprobs import PromptScorer
+from xllm.execution.worker.rows import Rows
+from xllm.hardware.platforms import Platform
+from xllm.kv_cache.layout import CacheGroup, WorkerInfo
+from xllm.kv_cache.storage import CacheStorage
+from xllm.modeling.attention import AttentionBackend, cache_groups, load_backend
+from xllm.modeling.models.decoder import CausalLM
+from xllm.modeling.weights.loader import load_model
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str, float], None]  # phase, fraction 0..1
+
+
+@dataclasses.dataclass(slots=True)
+class _Started:
+    """What exists between ``start`` and ``close``."""
+
+    executor: Executor
+    storage: CacheStorage
+    rows: Rows
+    builder: InputBuilder
+    sampler: Sampler
+    scorer: PromptScorer
+
+
+class Worker:
+    """Fits the engine loop's ``WorkerPort`` by shape. Not thread-safe.
+
+    Args:
+        config: the worker reads its model, cache, scheduler and execution slices.
+        files: the resolved model.
+        progress: told the start-up phase and how far it is, 0..1.
+    """
+
+    def __init__(
+        self, config: XllmConfig, files: ModelFiles, progress: Progress | None = None
+    ) -> None:
+        self._config = config
+        self._files = files
+        self._progress = progress or (lambda phase, fraction: None)
+        self._device = torch.device("cpu")
+        self._started: _Started | None = None
+        # Rows whose request does not fit the model, with the reason: they fail when they sample.
+        self._refused: dict[int, str] = {}
+        self.phases: dict[str, float] = {}  # start-up phase -> seconds
+
+    @property
+    def healthy(self) -> bool:
+        """Whether further steps can be executed after one that raised."""
+        return self._started is not None
+
+    # --- life --------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def start(self) -> WorkerInfo:
+        """Load the model, size and allocate the KV cache, warm up. Blocks.
+
+        Raises:
+            ValueError: the model or a setting does not fit; the message names it.
+        """
+        assert self._started is None, "the worker was started before"
+        execution = self._config.execution
+        platform = resources.open_platform(execution)
+        self._device = platform.device
+        backend = load_backend(resources.attention_backend(execution, platform))
+        model = self._timed("load weights", self._load, platform)
+        groups = resources.size_cache(
+            cache_groups(
+                model,
+                self._config.cache.block_size or backend.preferred_block_size,
+                model.dtype.itemsize,
+            ),
+            self._config.cache,
+            resources.cache_demand(self._config.scheduler, model.config.max_len),
+            platform,
+        )
+        self._timed("allocate KV cache", self._allocate, model, backend, groups)
+        self._timed("warm up", self._warm_up, groups, model.config.max_len)
+        return WorkerInfo(
+            cache_groups=groups,
+            vocab_size=model.vocab_size,
+            max_model_len=model.config.max_len,
+            eos_token_ids=self._files.eos_token_ids,
+            async_device=platform.async_device,
+        )
+
+    def close(self) -> None:
+        """Give back device and memory. Further calls do nothing."""
+        self._started = None
+
+    def _timed(self, phase: str, action: Callable[..., object], *args: object) -> object:
+        self._progress(phase, 0.0)
+        begin = time.perf_counter()
+        result = action(*args)
+        self.phases[phase] = time.perf_counter() - begin
+        self._progress(phase, 1.0)
+        return result
+
+    def _load(self, platform: Platform) -> CausalLM:
+        config = self._config.model
+        phase = "load weights"
+        with self._device:
+            return load_model(
+                self._files,
+                dtype=resources.resolve_dtype(config.dtype, platform),
+                quantization=config.quantization,
+                max_model_len=config.max_model_len,
+                seed=config.seed,
+                progress=lambda done, total: self._progress(phase, done / max(total, 1)),
+            )
+
+    def _allocate(
+        self, model: CausalLM, backend: AttentionBackend, groups: tuple[CacheGroup, ...]
+    ) -> None:
+        max_rows = self._config.scheduler.max_num_seqs
+        storage = CacheStorage.allocate(groups, backend, model.dtype, self._device)
+        executor = Executor(model, storage, backend)
+        rows = Rows(max_rows, model.config.max_len, groups, self._device)
+        sampler = Sampler(max_rows, model.vocab_size, self._device)
+        self._started = _Started(
+            executor,
+            storage,
+            rows,
+            InputBuilder(rows, groups, max_rows, self._device),
+            sampler,
+            PromptScorer(rows, sampler.table, executor),
+        )
+
+    def _warm_up(self, groups: tuple[CacheGroup, ...], max_model_len: int) -> None:
+        scheduler = self._config.scheduler
+        for plan in warmup_plans(
+            groups, scheduler.max_num_seqs, scheduler.max_num_batched_tokens, max_model_len
+        ):
+            self.execute(plan).result()
+
+    # --- the step ----------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> PendingResult:
+        """Queue one step on the device; on a CPU, compute it.
+
+        Raises:
+            RuntimeError: the step failed as a whole.
+        """
+        started = self._started
+        assert started is not None, "the worker is not started"
+        self._update_rows(started, plan)
+        inputs = started.builder.build(plan)
+        staged = started.sampler.stage(inputs.sampling)
+        output = started.executor.run(inputs.model)
+        samples = started.sampler.sample(output.logits, staged)
+        _write_back(started.rows, inputs, samples.token_ids)
+        return PendingResult(
+            plan.step_id,
+            inputs.sampling.rows,
+            samples,
+            started.scorer.score(plan, output.hidden),
+            self._refused,
+        )
+
+    def _update_rows(self, started: _Started, plan: StepPlan) -> None:
+        """Let the plan's changes take effect: frees, then starts, then blocks."""
+        if plan.freed_rows.size:
+            for row in plan.freed_rows.tolist():
+                started.sampler.remove(row)
+                self._refused.pop(row, None)
+        if plan.new_rows is not None:
+            started.rows.start(plan.new_rows)
+            self._start_sampling(started.sampler, plan.new_rows)
+        for group, appended in enumerate(plan.blocks):
+            if appended.rows.size:
+                started.rows.append_blocks(group, appended)
+
+    def _start_sampling(self, sampler: Sampler, new: NewRows) -> None:
+        ends = np.cumsum(new.num_tokens).tolist()
+        starts = [0, *ends[:-1]]
+        entries = zip(new.rows.tolist(), new.prompt_lens.tolist(), starts, ends, strict=True)
+        for (row, prompt_len, start, end), sampling in zip(entries, new.sampling, strict=True):
+            self._refused.pop(row, None)
+            try:
+                sampler.add_request(RowRequest(row, sampling, new.token_ids[start:end], prompt_len))
+            except ValueError as error:
+                # The exception boundary of a row: the others of the step go on.
+                self._refused[row] = str(error)
+
+
+def _write_back(rows: Rows, inputs: StepInputs, token_ids: torch.Tensor) -> None:
+    """Put every sampled token into its row, where the next step reads it."""
+    rows.token_ids.view(-1)[inputs.write_index] = token_ids.int()
