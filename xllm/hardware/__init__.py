@@ -1,4 +1,4 @@
-"""Devices and what runs on them: platforms, kernels, memory, collectives, byte transport.
+"""What a machine offers: platforms, kernels, memory, collectives, byte transport.
 
-Does not own KV policy, weights policy or requests.
+Owns devices and the ops that run on them. Does not know requests, KV policy or models.
 """

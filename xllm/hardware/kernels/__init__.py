@@ -1,4 +1,5 @@
-"""Ops: declared in ``ops``, true in ``reference``, fast in one folder per platform.
+"""The ops of the engine: declared in ``ops``, defined in ``reference``, sped up per platform.
 
-Owns how an op runs. Does not own what a layer is: layers call ``ops`` and never branch on hardware.
+Owns numerics and speed of each op. Does not own tensors' lifetime, models or batches.
+Public: ``ops``; every other module here is reached through it.
 """

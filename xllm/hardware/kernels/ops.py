@@ -1,51 +1,62 @@
-"""Every op that layers call: name, shapes, dtype, error. ``use_platform`` decides what runs.
+"""Every op that models call: its meaning, shapes, dtypes and errors.
 
-Call as ``ops.name(...)``: the module's attributes are rebound, so a name imported from here would
-keep its old meaning. Shapes: T tokens, H hidden, S rows, B blocks per row, N outputs, K inputs,
-Hq/Hk query/KV heads, D head dimension. Float tensors share one dtype (float32, bfloat16 or
-float16) unless told. No op copies the KV cache.
+The bodies here run the plain-torch ``reference``. ``use_platform`` replaces the functions of this
+module by a platform's own, so that afterwards ``ops.rms_norm(...)`` is one plain Python call;
+call ops through the module (``ops.rms_norm``), never through an imported name.
+
+Shapes: T tokens of the batch, S rows, H hidden size, I intermediate size, Hq/Hk query/KV heads,
+D head dimension, K/N input/output features, B blocks per row. Activations, norm weights and caches
+of a call share one dtype: float32, bfloat16 or float16. Sums run in float32. Inputs are contiguous
+except where said. T = 0 is allowed. A shape or dtype that breaks a rule is an AssertionError of
+the caller; only user-visible choices raise ValueError.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from typing import Any
 
 from torch import Tensor
 
-# The file of each op, in ``reference`` and in the platforms' folders.
-_FILES = {
-    "rms_norm": "rms_norm",
-    "fused_add_rms_norm": "fused_add_rms_norm",
-    "act_and_mul": "act_and_mul",
-    "qk_norm_rope_kv_write": "qk_norm_rope_kv_write",
-    "paged_attention": "paged_attention",
-    "pack_linear": "linear",
-    "linear": "linear",
-}
-OPS = tuple(_FILES)
+from xllm.hardware.kernels import binding, reference
+
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """x (..., H), weight (H,) -> ``x / rms(x) * (offset + weight)``, computed in float32."""
-    raise AssertionError("ops.use_platform was not called")
+    """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` in float32, rounded once.
+
+    Args:
+        x: (..., H).
+        weight: (H,).
+        offset: 1 for Gemma-style weights stored around zero.
+
+    Returns:
+        Same shape as ``x``. A row's result does not depend on the other rows.
+    """
+    return reference.rms_norm(x, weight, eps, offset)
 
 
 def fused_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """``residual += x`` in place, then its norm. x, residual (T, H) -> (normed, residual)."""
-    raise AssertionError("ops.use_platform was not called")
+    """``residual += x`` in place (rounded to its dtype), then ``rms_norm(residual)``.
+
+    Args:
+        x, residual: (T, H).
+
+    Returns:
+        The normalized sum (T, H) and ``residual`` itself.
+    """
+    return reference.fused_add_rms_norm(x, residual, weight, eps, offset)
 
 
 def act_and_mul(gate_up: Tensor, activation: str) -> Tensor:
-    """gate_up (T, 2I) -> ``activation(gate) * up`` (T, I); silu, gelu or gelu_tanh.
+    """``activation(gate) * up`` of ``gate_up`` (T, 2I), gate first -> (T, I). In float32.
 
     Raises:
-        ValueError: another activation.
+        ValueError: ``activation`` is not one of ``ACTIVATIONS``.
     """
-    raise AssertionError("ops.use_platform was not called")
+    return reference.act_and_mul(gate_up, activation)
 
 
 def qk_norm_rope_kv_write(
@@ -63,20 +74,37 @@ def qk_norm_rope_kv_write(
     eps: float,
     offset: float = 0.0,
 ) -> Tensor:
-    """Norm q and k per head where weights (D,) are given, rotate them, write k and v.
+    """Norm and rotate queries and keys; write keys and values into the paged cache.
 
     Args:
-        qkv: (T, (Hq + 2 Hk) * D), rows contiguous.
-        positions: (T,) int64.
-        cos_sin: (max_pos, rot) float32, cosines then sines; the first ``rot`` dimensions of each
-            head turn, NeoX order (pairs are ``rot / 2`` apart).
-        k_cache: (num_blocks, block_size, Hk, D), any strides but a contiguous D; v_cache alike.
-        slot_mapping: (T,) int64, ``block * block_size + offset``; negative: do not write.
+        qkv: (T, (Hq + 2 Hk) * D): all query heads, then key heads, then value heads.
+        positions: (T,) int64, each below ``len(cos_sin)``.
+        cos_sin: (max_pos, rot) float32: rot/2 cosines, then rot/2 sines. Pairs are
+            ``(i, i + rot/2)`` of the first ``rot`` dimensions; the others pass through.
+        k_cache, v_cache: logical shape (num_blocks, block_size, Hk, D), any strides but the last,
+            which is 1.
+        slot_mapping: (T,) int64, ``block * block_size + place``; negative: do not write.
+        q_weight, k_weight: (D,) weights of a per-head RMS norm before the rotation, or None.
+        eps, offset: of those norms.
 
     Returns:
         q (T, Hq, D).
     """
-    raise AssertionError("ops.use_platform was not called")
+    return reference.qk_norm_rope_kv_write(
+        qkv,
+        positions,
+        cos_sin,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        num_q_heads,
+        num_kv_heads,
+        head_dim,
+        q_weight,
+        k_weight,
+        eps,
+        offset,
+    )
 
 
 def paged_attention(
@@ -91,52 +119,76 @@ def paged_attention(
     window: int = 0,
     max_query_len: int = 1,
 ) -> Tensor:
-    """Causal grouped-query attention over the paged cache, for decode rows and chunks alike.
+    """Causal grouped-query attention of each row's newest tokens over its cached ones.
+
+    Row ``i`` has queries ``query_start_loc[i]:query_start_loc[i + 1]``, the last of its
+    ``seq_lens[i]`` positions, whose keys and values are in the cache already. Rows may mix single
+    tokens and chunks, and may be empty.
 
     Args:
         q: (T, Hq, D).
-        k_cache: (num_blocks, block_size, Hk, D), holding this step's keys already; v_cache alike.
-        query_start_loc: (S + 1,) int32; row i owns tokens ``[i] .. [i + 1]``, which are its last.
-        seq_lens: (S,) int32, keys of each row.
-        block_table: (S, B) int32. Entries left of every query's window are not read.
-        softcap: scores become ``softcap * tanh(scores / softcap)`` unless 0.
-        window: a query at p sees keys ``p - window < j <= p``; 0 sees all.
-        max_query_len: largest number of query tokens in a row.
+        k_cache, v_cache: as in ``qk_norm_rope_kv_write``.
+        query_start_loc: (S + 1,) int32.
+        seq_lens: (S,) int32.
+        block_table: (S, B) int32, rows contiguous; entries wholly left of every window of the row
+            may be stale and are not read.
+        scale: factor of the query-key products.
+        softcap: ``c`` of ``c * tanh(score / c)``; 0 is none.
+        window: position p sees keys j with ``p - window < j <= p``; 0 is all ``j <= p``.
+        max_query_len: longest row of the batch in queries.
 
     Returns:
-        (T, Hq * D); tokens that belong to no row are undefined.
+        (T, Hq * D). Tokens outside every row are undefined. A row's result does not depend on the
+        other rows.
     """
-    raise AssertionError("ops.use_platform was not called")
+    return reference.paged_attention(
+        q,
+        k_cache,
+        v_cache,
+        query_start_loc,
+        seq_lens,
+        block_table,
+        scale,
+        softcap,
+        window,
+        max_query_len,
+    )
 
 
 def pack_linear(weight: Tensor, scale: Tensor | None = None) -> Any:
-    """Lay a weight (N, K) out as the platform's ``linear`` wants it.
+    """Lay a weight out as the platform multiplies it fastest.
 
-    int8 weights come with ``scale`` (N,) float32: the weight is ``int8 * scale``.
+    Args:
+        weight: (N, K) in a float dtype, or int8 with ``weight[n] ~= int8[n] * scale[n]``. May be
+            kept, so the caller must not write to it afterwards.
+        scale: (N,) float32, with int8 only.
+
+    Returns:
+        A value for ``linear`` alone; it has ``out_features``.
+
+    Raises:
+        ValueError: int8 without scale, or scale without int8.
     """
-    raise AssertionError("ops.use_platform was not called")
+    return reference.pack_linear(weight, scale)
 
 
 def linear(x: Tensor, packed: Any, bias: Tensor | None = None) -> Tensor:
-    """x (T, K) times a packed weight (N, K), plus bias (N,) -> (T, N)."""
-    raise AssertionError("ops.use_platform was not called")
+    """``x @ weight.T + bias``: x (T, K), bias (N,) -> (T, N) in the dtype of ``x``."""
+    return reference.linear(x, packed, bias)
 
 
-def use_platform(name: str) -> None:
-    """Bind every op to ``kernels/<name>/<op file>.py``, or to the reference where there is none.
+def use_platform(name: str, *, traceable: bool = False) -> None:
+    """Bind every op to the implementation in ``kernels/<name>/``, or to the reference.
 
-    Process-wide: a worker process has one device.
+    Binding is lazy: the first call of any op waits for the platform's kernels to be ready, so a
+    compilation that runs in the background delays nothing that comes before that call.
+
+    Args:
+        name: a folder of ``kernels``: ``reference``, ``cpu``, ``triton``.
+        traceable: go through torch custom ops (``torch.ops.xllm``), which tracers see as opaque
+            calls with known shapes. Costs a dispatch per call; the eager path does without.
 
     Raises:
-        ValueError: no such kernel folder.
+        ValueError: no such platform; the message lists those that exist.
     """
-    package = f"{__package__}.{name}"
-    if importlib.util.find_spec(package) is None:
-        raise ValueError(f"unknown kernel platform {name!r}")
-    for op, file in _FILES.items():
-        own = f"{package}.{file}"
-        source = own if importlib.util.find_spec(own) else f"{__package__}.reference.{file}"
-        globals()[op] = getattr(importlib.import_module(source), op)
-
-
-use_platform("reference")
+    binding.bind(globals(), name, traceable)

@@ -1,8 +1,10 @@
-"""What a device offers, one file per kind: streams, memory, graphs, number formats.
+"""Platforms: what a device is and what it offers, one file per kind, found by name.
 
-Public: ``Platform``, ``resolve(device)``, ``current()``.
+Owns devices, threads and memory figures. Does not own tensors or kernels.
+Public: ``resolve``, ``current``, ``Platform``, ``MemoryInfo``.
 """
 
-from xllm.hardware.platforms.base import Platform, current, resolve
+from xllm.hardware.platforms.base import MemoryInfo, Platform
+from xllm.hardware.platforms.registry import current, resolve
 
-__all__ = ["Platform", "current", "resolve"]
+__all__ = ["MemoryInfo", "Platform", "current", "resolve"]

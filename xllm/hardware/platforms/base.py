@@ -1,67 +1,75 @@
-"""What the planes above may ask of a device."""
+"""What the rest of the engine may ask of a device."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
-
-from xllm.core.utils.registry import Registry
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemoryInfo:
-    """Memory of the device in bytes."""
+    """Bytes of the memory that holds weights and KV cache, as this process may use it."""
 
     total_bytes: int
     free_bytes: int
 
 
-class Platform(Protocol):
-    """One kind of device in this process."""
+class Platform(ABC):
+    """One kind of device. Built by ``platforms.resolve``; ``start`` is called once, before use.
+
+    Attributes:
+        name: file name of the platform, which is the device type of torch.
+        kernels: folder of ``hardware.kernels`` whose ops it runs.
+        device: the torch device.
+        collective_backend: ``torch.distributed`` backend between ranks.
+        async_device: device work is queued and runs beside the host.
+        streams: stream API (current, create, event), or None where work runs in program order.
+        graphs: graph capture API, or None where there are no device graphs.
+    """
 
     name: str
+    kernels: str
     device: torch.device
-    kernels: str  # folder of ``hardware.kernels``
-    attention_backend: str  # preferred, by name
-    collective_backend: str  # of torch.distributed
-    async_device: bool  # whether work is queued and results come later
-    graphs: Any | None  # the GraphApi, where the device has graphs
+    collective_backend: str
+    async_device: bool
+    streams: Any = None
+    graphs: Any = None
 
-    def start(self, num_threads: int) -> None:
-        """Set the process up for the device; ``num_threads`` 0 takes what it may use."""
-        ...
+    @staticmethod
+    @abstractmethod
+    def is_available() -> bool:
+        """Whether this machine has such a device."""
 
-    def fast_dtype(self) -> torch.dtype:
-        """The type that ``--dtype auto`` takes: the narrowest that the device computes fast."""
-        ...
+    @abstractmethod
+    def start(self, num_threads: int = 0) -> None:
+        """Set the process up for the device and begin what takes a while (compiling kernels).
 
+        Args:
+            num_threads: host threads for kernels; 0 takes the processors this process may use.
+        """
+
+    @abstractmethod
     def memory_info(self) -> MemoryInfo:
         """Memory now."""
-        ...
 
+    @property
+    @abstractmethod
+    def supports_bf16_compute(self) -> bool:
+        """Whether matrix products in bfloat16 are faster than in float32."""
 
-_platforms = Registry("xllm.hardware.platforms", "device", exclude=("base",))
-_current: list[Platform] = []
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until all queued work is done."""
 
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """One line for start-up and ``xllm doctor``: model, cores, instruction sets."""
 
-def resolve(device: str) -> Platform:
-    """The platform of ``--device``; auto takes an accelerator that is there, else the CPU.
-
-    Raises:
-        ValueError: unknown device, or one that this machine lacks.
-    """
-    if device == "auto":
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        kind = accelerator.type if accelerator is not None else "cpu"
-        device = kind if kind in _platforms else "cpu"
-    platform: Platform = _platforms.load(device).create()
-    _current[:] = [platform]
-    return platform
-
-
-def current() -> Platform:
-    """The platform of the last ``resolve`` in this process."""
-    assert _current, "platforms.resolve was not called"
-    return _current[0]
+    @property
+    def default_dtype(self) -> torch.dtype:
+        """What ``--dtype auto`` means here."""
+        return torch.bfloat16 if self.supports_bf16_compute else torch.float32

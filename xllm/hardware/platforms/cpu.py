@@ -1,80 +1,70 @@
-"""The CPU: number formats, threads and memory that this process may use."""
+"""The CPU: every machine has one, and small models serve well on it."""
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
 import torch
 
-from xllm.hardware.kernels import ops
-from xllm.hardware.platforms.base import MemoryInfo
-
-_CGROUP = Path("/sys/fs/cgroup")
+from xllm.hardware.platforms import base, cgroup
+from xllm.hardware.platforms.processor import processor
 
 
-class CpuPlatform:
-    """The processors and memory of this process, within its cgroup's limits."""
+class Platform(base.Platform):
+    """Runs kernels on the processors that this process may use, in program order."""
 
     name = "cpu"
-    device = torch.device("cpu")
     kernels = "cpu"
-    attention_backend = "torch"
     collective_backend = "gloo"
     async_device = False
-    graphs = None
 
-    def start(self, num_threads: int) -> None:
-        """Bind the CPU kernels and set the number of threads."""
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    def start(self, num_threads: int = 0) -> None:
         torch.set_num_threads(num_threads or usable_processors())
-        ops.use_platform(self.kernels)
+        from xllm.hardware.kernels import cpu
 
-    def fast_dtype(self) -> torch.dtype:
-        """bfloat16 where the processor multiplies it natively (AMX, AVX512-BF16), else float32."""
-        flags = cpu_flags()
-        return torch.bfloat16 if flags & {"amx_bf16", "avx512_bf16"} else torch.float32
+        cpu.prepare()
 
-    def memory_info(self) -> MemoryInfo:
-        """The machine's memory, or the cgroup's where that is smaller."""
-        fields = {}
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            name, _colon, rest = line.partition(":")
-            fields[name] = int(rest.split()[0]) * 1024
-        total, free = fields["MemTotal"], fields["MemAvailable"]
-        limit, used = _read_int("memory.max"), _read_int("memory.current")
-        if limit is not None and used is not None and limit < total:
-            total, free = limit, min(free, limit - used)
-        return MemoryInfo(total, max(0, free))
+    def memory_info(self) -> base.MemoryInfo:
+        total, free = _system_memory()
+        limit = cgroup.memory_limit()
+        if limit is not None:
+            total = min(total, limit[0])
+            free = min(free, limit[0] - limit[1])
+        return base.MemoryInfo(total_bytes=total, free_bytes=max(free, 0))
 
+    @property
+    def supports_bf16_compute(self) -> bool:
+        return processor().has_bf16
 
-def create() -> CpuPlatform:
-    """The platform, as ``resolve`` wants it."""
-    return CpuPlatform()
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    @property
+    def description(self) -> str:
+        features = ", ".join(processor().notable_features) or "no vector extensions known"
+        return f"{processor().model}, {torch.get_num_threads()} threads, {features}"
 
 
 def usable_processors() -> int:
-    """Processors that the scheduler's affinity mask and the cgroup's quota allow, at least one."""
-    count = len(os.sched_getaffinity(0))
-    try:
-        quota, period = (_CGROUP / "cpu.max").read_text().split()
-        if quota != "max":
-            count = min(count, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return count
+    """Processors this process may use: its affinity, cut by the control group's quota."""
+    allowed = len(os.sched_getaffinity(0))
+    quota = cgroup.cpu_quota()
+    return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
-def cpu_flags() -> frozenset[str]:
-    """Feature flags of the first processor, as the kernel names them."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith(("flags", "Features")):
-            return frozenset(line.partition(":")[2].split())
-    return frozenset()
-
-
-def _read_int(name: str) -> int | None:
-    """A number of this process's cgroup, None when there is none or no limit."""
-    try:
-        return int((_CGROUP / name).read_text())
-    except (OSError, ValueError):
-        return None
+def _system_memory() -> tuple[int, int]:
+    """Total and available bytes of the machine."""
+    fields = {}
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        fields[key] = int(value.split()[0]) * 1024
+    return fields["MemTotal"], fields["MemAvailable"]

@@ -1,4 +1,13 @@
-"""Ops on the CPU: own C++ compiled on first use, oneDNN through torch, or the reference.
+"""Ops for CPUs.
 
-Owns the build and the choice between them. Does not own what an op means (``ops``).
+Owns kernels for CPUs. Does not own what an op means (``ops``, ``reference``).
 """
+
+
+def prepare() -> None:
+    """Begin what must be done before the first op."""
+
+
+def ready() -> bool:
+    """Whether the kernels of this folder can run."""
+    return True

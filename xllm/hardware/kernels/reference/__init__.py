@@ -1,4 +1,21 @@
-"""The truth of every op in plain torch, one op per file; slow and exact.
+"""Every op in plain torch: the truth that tests compare with, and the fallback of all platforms.
 
-What a platform does not implement, it takes from here.
+Owns what an op means. Does not aim to be fast. One op (or one family) per file.
 """
+
+from xllm.hardware.kernels.reference.activation import act_and_mul
+from xllm.hardware.kernels.reference.attention import paged_attention
+from xllm.hardware.kernels.reference.linear import PackedLinear, linear, pack_linear
+from xllm.hardware.kernels.reference.norm import fused_add_rms_norm, rms_norm
+from xllm.hardware.kernels.reference.rope import qk_norm_rope_kv_write
+
+__all__ = [
+    "PackedLinear",
+    "act_and_mul",
+    "fused_add_rms_norm",
+    "linear",
+    "pack_linear",
+    "paged_attention",
+    "qk_norm_rope_kv_write",
+    "rms_norm",
+]

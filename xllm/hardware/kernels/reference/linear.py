@@ -1,29 +1,39 @@
-"""Linear layers over packed weights."""
+"""Matrix product with a float or int8 weight."""
 
 from __future__ import annotations
 
 import dataclasses
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A weight (N, K) as it is, with per-row scales when it is int8."""
+    """Row-major weight (N, K) in a float dtype, or int8 with a float32 scale per output."""
 
     weight: Tensor
-    scale: Tensor | None
+    scale: Tensor | None = None
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return self.weight.shape[0]
 
 
 def pack_linear(weight: Tensor, scale: Tensor | None = None) -> PackedLinear:
     """See ``ops.pack_linear``."""
+    if (weight.dtype == torch.int8) != (scale is not None):
+        raise ValueError(f"scale must come with an int8 weight and only with it: {weight.dtype}")
     return PackedLinear(weight, scale)
 
 
 def linear(x: Tensor, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
     """See ``ops.linear``."""
-    weight = packed.weight
-    if packed.scale is not None:
-        weight = (weight.float() * packed.scale.float()[:, None]).to(x.dtype)
-    return F.linear(x, weight, bias)
+    if packed.scale is None:
+        return F.linear(x, packed.weight, bias)
+    out = F.linear(x.float(), packed.weight.float()) * packed.scale
+    if bias is not None:
+        out += bias
+    return out.to(x.dtype)

@@ -1,0 +1,70 @@
+"""Binds the functions of ``ops`` to a platform's implementations.
+
+A platform is a folder beside this file with one module per op family (``OP_FILES``); an op that it
+lacks runs the reference. Its package may export ``ready() -> bool``, called before the first op:
+False (say, no compiler) sends all its ops to the reference.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+OP_FILES = {
+    "rms_norm": "norm",
+    "fused_add_rms_norm": "norm",
+    "act_and_mul": "activation",
+    "qk_norm_rope_kv_write": "rope",
+    "paged_attention": "attention",
+    "pack_linear": "linear",
+    "linear": "linear",
+}
+
+_PACKAGE = __name__.rpartition(".")[0]
+
+
+def bind(namespace: dict[str, Any], name: str, traceable: bool) -> None:
+    """Replace each op in ``namespace`` by one that resolves the platform when first called."""
+    known = platforms()
+    if name not in known:
+        raise ValueError(f"unknown kernel platform {name!r}; known: {', '.join(known)}")
+    for op in OP_FILES:
+        namespace[op] = functools.partial(_first_call, namespace, name, traceable, op)
+
+
+def implementations(name: str) -> dict[str, Callable[..., Any]]:
+    """Every op of the platform ``name``, made ready to be called."""
+    package = importlib.import_module(f"{_PACKAGE}.{name}")
+    if not getattr(package, "ready", lambda: True)():
+        name = "reference"
+    return {op: _find(name, op) for op in OP_FILES}
+
+
+def platforms() -> list[str]:
+    """Names of the kernel folders."""
+    path = importlib.import_module(_PACKAGE).__path__
+    return sorted(module.name for module in pkgutil.iter_modules(path) if module.ispkg)
+
+
+def _first_call(
+    namespace: dict[str, Any], name: str, traceable: bool, op: str, *args: Any, **kwargs: Any
+) -> Any:
+    found = implementations(name)
+    if traceable:
+        library = importlib.import_module(f"{_PACKAGE}.custom_ops")
+        found = library.wrap(found)
+    namespace.update(found)
+    return namespace[op](*args, **kwargs)
+
+
+def _find(name: str, op: str) -> Callable[..., Any]:
+    module = f"{_PACKAGE}.{name}.{OP_FILES[op]}"
+    if importlib.util.find_spec(module) is not None:
+        implementation = getattr(importlib.import_module(module), op, None)
+        if implementation is not None:
+            return implementation
+    return getattr(importlib.import_module(f"{_PACKAGE}.reference"), op)
