@@ -1,0 +1,72 @@
+"""Paged attention in Triton against the reference, on batches that cross every border."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from batches import PagedBatch, paged_batch
+
+from xllm.hardware.kernels.reference import paged_attention as reference
+from xllm.hardware.kernels.triton.decode_attention import choose_splits, decode_attention
+from xllm.hardware.kernels.triton.paged_attention import paged_attention
+
+CASES = {
+    "decode rows of ragged lengths": {"query_lens": [1, 1, 1], "seq_lens": [1, 16, 75]},
+    "one prompt": {"query_lens": [37], "seq_lens": [37]},
+    "decode rows and chunks mixed": {"query_lens": [1, 1, 19, 5], "seq_lens": [33, 2, 70, 5]},
+    "padding rows without tokens": {"query_lens": [1, 0, 3, 0], "seq_lens": [20, 0, 3, 0]},
+    "one query head per KV head": {"query_lens": [1, 9], "seq_lens": [40, 9], "heads": (2, 2)},
+    "three query heads per KV head": {"query_lens": [1, 9], "seq_lens": [40, 20], "heads": (6, 2)},
+    "head dimension not a power of two": {
+        "query_lens": [1, 4],
+        "seq_lens": [20, 4],
+        "head_dim": 24,
+    },
+    "large blocks": {"query_lens": [1, 17], "seq_lens": [100, 50], "block_size": 128},
+    "bfloat16": {"query_lens": [1, 5], "seq_lens": [40, 9], "dtype": torch.bfloat16},
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_attention_equals_reference(case: dict, device) -> None:
+    batch = paged_batch(**case, device=device)
+    _check(batch, softcap=0.0, window=0)
+
+
+@pytest.mark.parametrize(("softcap", "window"), [(3.0, 0), (0.0, 18)])
+def test_softcap_and_window_equal_reference(softcap: float, window: int, device) -> None:
+    batch = paged_batch([1, 1, 19], [33, 2, 70], device=device)
+    _check(batch, softcap, window)
+
+
+def _check(batch: PagedBatch, softcap: float, window: int) -> None:
+    rest = (0.3, softcap, window, batch.max_query_len)
+    actual = paged_attention(*batch.arguments, *rest)
+    expected = reference.paged_attention(*batch.arguments, *rest)
+    tolerance = 2e-2 if batch.q.dtype == torch.bfloat16 else 2e-5
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8])
+def test_any_number_of_shares_gives_the_same_answer(splits: int, device) -> None:
+    batch = paged_batch([1, 1], [90, 17], device=device)
+    out = torch.full((2, 4 * 16), float("nan"), device=device)
+    decode_attention(*batch.arguments, 0.3, 0.0, 0, out, splits=splits)
+    expected = reference.paged_attention(*batch.arguments, 0.3, 0.0, 0, 1)
+    torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_blocks_left_of_the_window_are_never_used(device) -> None:
+    batch = paged_batch([1, 6], [90, 80], device=device)
+    expected = reference.paged_attention(*batch.arguments, 0.3, 0.0, 20, 6)
+    # Queries sit at 89 and at 74..79, so the first visible keys are 70 and 55.
+    for row, stale_blocks in ((0, 4), (1, 3)):
+        blocks = batch.block_table[row, :stale_blocks].long()
+        batch.k_cache[blocks] = float("nan")
+        batch.v_cache[blocks] = float("nan")
+    actual = paged_attention(*batch.arguments, 0.3, 0.0, 20, 6)
+    torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_few_rows_are_split_more_than_many() -> None:
+    assert choose_splits(1, 8, 132) > choose_splits(64, 8, 132) >= choose_splits(1024, 8, 132) == 1

@@ -1,0 +1,34 @@
+"""Streamed matrix products in Triton against the library's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from xllm.hardware.kernels.triton.linear import StreamTile, linear, pack_linear, stream_linear
+
+TILES = [
+    StreamTile(16, 32),
+    StreamTile(16, 64, k_shares=2),
+    StreamTile(32, 64, k_shares=3),
+]
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_streamed_product_equals_matmul(tile: StreamTile, tokens: int, device) -> None:
+    x = torch.randn(tokens, 176, device=device)
+    weight, bias = torch.randn(40, 176, device=device), torch.randn(40, device=device)
+    actual = stream_linear(x, pack_linear(weight), bias, tile)
+    torch.testing.assert_close(actual, x @ weight.T + bias, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 40])
+def test_int8_weights_are_scaled_per_output(tokens: int, device) -> None:
+    x = torch.randn(tokens, 64, device=device)
+    weight = torch.randint(-127, 128, (24, 64), dtype=torch.int8, device=device)
+    scale = torch.rand(24, device=device)
+    actual = linear(x, pack_linear(weight, scale), None)
+    torch.testing.assert_close(
+        actual, x @ (weight.float() * scale[:, None]).T, rtol=1e-4, atol=1e-3
+    )

@@ -1,0 +1,55 @@
+"""Sampling in Triton against the host's definition of the draws."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from xllm.execution.sampling.rng import exponential, row_keys
+from xllm.hardware.kernels.triton import sampling
+
+VOCAB = 300
+
+
+def _sample(logits: torch.Tensor, temperatures: list[float], device) -> tuple[torch.Tensor, ...]:
+    rows = len(logits)
+    keys = torch.from_numpy(row_keys(np.arange(rows), np.arange(rows) + 5)).to(device)
+    tokens = torch.empty(rows, dtype=torch.int32, device=device)
+    best = torch.empty(rows, device=device)
+    table = torch.zeros(rows, 8, dtype=torch.int32, device=device)
+    index = torch.arange(rows, device=device) * 8 + 3
+    index[-1] = -1
+    inverse = torch.tensor([1 / t if t else 0.0 for t in temperatures], device=device)
+    sampling.sample(logits, VOCAB, inverse, keys, tokens, best, table.view(-1), index)
+    return tokens, best, table, keys
+
+
+def test_greedy_rows_take_the_first_largest_logit(device, monkeypatch) -> None:
+    monkeypatch.setattr(sampling, "_COLUMNS_PER_SHARE", 128)
+    monkeypatch.setattr(sampling, "_BLOCK", 64)
+    logits = torch.randn(3, VOCAB + 20, device=device)
+    logits[:, VOCAB:] = 100.0
+    logits[0, [70, 130, 250]] = 9.0
+    tokens, best, table, _ = _sample(logits, [0.0] * 3, device)
+    expected = logits[:, :VOCAB].max(dim=1)
+    assert tokens.tolist() == expected.indices.tolist()
+    assert tokens[0] == 70
+    torch.testing.assert_close(best, expected.values)
+    assert table[:2, 3].tolist() == tokens[:2].tolist()
+    assert table[2].count_nonzero() == 0
+
+
+def test_drawing_rows_draw_what_the_host_definition_draws(device) -> None:
+    logits = torch.randn(16, VOCAB, device=device)
+    tokens, _, _, keys = _sample(logits, [0.7] * 16, device)
+    draws = exponential(keys, torch.arange(VOCAB, dtype=torch.int32, device=device))
+    expected = (logits / 0.7 - draws.log()).argmax(dim=1)
+    assert tokens.tolist() == expected.tolist()
+    assert len(set(tokens.tolist())) > 4
+
+
+def test_a_row_with_a_nan_logit_reports_it(device) -> None:
+    logits = torch.randn(2, VOCAB, device=device)
+    logits[0, 17] = float("nan")
+    _, best, _, _ = _sample(logits, [0.0, 1.0], device)
+    assert best.isnan().tolist() == [True, False]

@@ -1,0 +1,285 @@
+"""Split-KV paged attention for rows with one query token.
+
+Grid: (split, KV head, row). A program attends all query heads of one KV head to its share of the
+row's keys. The last program of a (row, head) to arrive merges the shares, so there is no second
+launch. The grid depends on shapes alone: the kernel is plan-free and graph-safe, rows of any
+length (also none) may stand anywhere, and rows with other query lengths are left alone.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from xllm.hardware.kernels.triton.launch import (
+    MAX_COUNTERS,
+    allow_consumers,
+    arrival_counters,
+    num_multiprocessors,
+    pdl_options,
+    upcast_dots,
+    wait_for_producers,
+)
+
+_LOG2E = 1.4426950408889634
+_TARGET_PROGRAMS_PER_SM = 4
+_MAX_SPLITS = 64
+
+
+def choose_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
+    """Shares per (row, head), a power of two: enough programs to fill the device a few times."""
+    wanted = triton.cdiv(_TARGET_PROGRAMS_PER_SM * num_sms, num_rows * num_kv_heads)
+    return min(triton.next_power_of_2(wanted), _MAX_SPLITS)
+
+
+def decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    scale: float,
+    softcap: float,
+    window: int,
+    out: Tensor,
+    *,
+    splits: int | None = None,
+    block_n: int = 64,
+    num_warps: int = 4,
+    num_stages: int = 3,
+) -> None:
+    """Fill ``out`` (T, Hq, D) for every row that has exactly one query token.
+
+    Shapes as in ``ops.paged_attention``; the keyword arguments are tuning choices.
+    """
+    rows = seq_lens.shape[0]
+    _, heads, head_dim = q.shape
+    kv_heads = k_cache.shape[2]
+    if splits is None:
+        splits = choose_splits(rows, kv_heads, num_multiprocessors(q.device))
+    if rows * kv_heads > MAX_COUNTERS:
+        splits = 1
+    if q.dtype == torch.float32:
+        block_n, num_stages = 16, 2
+    group = heads // kv_heads
+    d_block = triton.next_power_of_2(head_dim)
+    if splits > 1:
+        partial = torch.empty((rows, heads, splits, d_block), dtype=torch.float32, device=q.device)
+        stats = torch.empty((rows, heads, splits, 2), dtype=torch.float32, device=q.device)
+    else:
+        partial = stats = out
+    _decode_attention_kernel[(splits, kv_heads, rows)](
+        q,
+        k_cache,
+        v_cache,
+        query_start_loc,
+        seq_lens,
+        block_table,
+        out,
+        partial,
+        stats,
+        arrival_counters(q.device),
+        scale * _LOG2E,
+        softcap * _LOG2E if softcap else 1.0,
+        q.stride(0),
+        q.stride(1),
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        block_table.stride(0),
+        HQ=heads,
+        HK=kv_heads,
+        D=head_dim,
+        GROUP=group,
+        GROUP_BLOCK=max(16, triton.next_power_of_2(group)),
+        D_BLOCK=d_block,
+        BLOCK_N=block_n,
+        BLOCK_SIZE=k_cache.shape[1],
+        SPLITS=splits,
+        WINDOW=window,
+        SOFTCAP=softcap > 0,
+        UPCAST=upcast_dots(q.dtype),
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=num_warps,
+        num_stages=num_stages,
+        **pdl_options(q.device),
+    )
+
+
+@triton.jit
+def _merge_shares(
+    partial_ptr,
+    stats_ptr,
+    out_ptr,
+    row,
+    token,
+    head,
+    used,
+    HQ: tl.constexpr,
+    D: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Write one query head's output from its ``used`` shares, in a fixed order."""
+    shares = tl.arange(0, SPLITS)
+    columns = tl.arange(0, D_BLOCK)
+    base = (row * HQ + head) * SPLITS
+    present = shares < used
+    peak = tl.load(
+        stats_ptr + (base + shares) * 2, mask=present, other=-float("inf"), cache_modifier=".cg"
+    )
+    mass = tl.load(
+        stats_ptr + (base + shares) * 2 + 1, mask=present, other=0.0, cache_modifier=".cg"
+    )
+    factor = tl.exp2(peak - tl.max(peak, axis=0))
+    tile = tl.load(
+        partial_ptr + (base + shares)[:, None] * D_BLOCK + columns[None, :],
+        mask=present[:, None],
+        other=0.0,
+        cache_modifier=".cg",
+    )
+    y = tl.sum(tile * factor[:, None], axis=0) / tl.sum(mass * factor, axis=0)
+    to = out_ptr + token * (HQ * D) + head * D + columns
+    tl.store(to, y.to(out_ptr.dtype.element_ty), mask=columns < D)
+
+
+@triton.jit
+def _decode_attention_kernel(
+    q_ptr,  # (T, HQ, D)
+    k_ptr,  # (blocks, BLOCK_SIZE, HK, D), strided
+    v_ptr,
+    query_start_ptr,  # (S + 1,) int32
+    seq_lens_ptr,  # (S,) int32
+    block_table_ptr,  # (S, B) int32
+    out_ptr,  # (T, HQ, D) contiguous
+    partial_ptr,  # (S, HQ, SPLITS, D_BLOCK) float32, unnormalised
+    stats_ptr,  # (S, HQ, SPLITS, 2) float32: peak, mass
+    counters_ptr,  # (S * HK,) int32, zero on entry and exit
+    scale,  # times log2(e)
+    softcap,  # times log2(e)
+    q_stride_token,
+    q_stride_head,
+    k_stride_block,
+    k_stride_token,
+    k_stride_head,
+    v_stride_block,
+    v_stride_token,
+    v_stride_head,
+    table_stride,
+    HQ: tl.constexpr,
+    HK: tl.constexpr,
+    D: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    split = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    row = tl.program_id(2)
+    wait_for_producers(PDL)
+    allow_consumers(PDL)
+    token = tl.load(query_start_ptr + row).to(tl.int64)
+    query_len = tl.load(query_start_ptr + row + 1) - token
+    seq_len = tl.load(seq_lens_ptr + row)
+    if (query_len != 1) | (seq_len <= 0):
+        return
+    first_tile = 0
+    if WINDOW > 0:
+        first_tile = tl.maximum(seq_len - WINDOW, 0) // BLOCK_N
+    num_tiles = tl.cdiv(seq_len, BLOCK_N) - first_tile
+    tiles_per_split = tl.cdiv(num_tiles, SPLITS)
+    begin = first_tile + split * tiles_per_split
+    end = tl.minimum(begin + tiles_per_split, first_tile + num_tiles)
+    if begin >= end:
+        return
+
+    group = tl.arange(0, GROUP_BLOCK)
+    columns = tl.arange(0, D_BLOCK)
+    in_group = group < GROUP
+    in_head = columns < D
+    heads = kv_head * GROUP + group
+    q = tl.load(
+        q_ptr + token * q_stride_token + heads[:, None] * q_stride_head + columns[None, :],
+        mask=in_group[:, None] & in_head[None, :],
+        other=0.0,
+    )
+    if UPCAST:
+        q = q.to(tl.float32)
+    peak = tl.full([GROUP_BLOCK], -float("inf"), tl.float32)
+    mass = tl.zeros([GROUP_BLOCK], tl.float32)
+    acc = tl.zeros([GROUP_BLOCK, D_BLOCK], tl.float32)
+    table = block_table_ptr + row.to(tl.int64) * table_stride
+    k_head = k_ptr + kv_head * k_stride_head
+    v_head = v_ptr + kv_head * v_stride_head
+    for tile in range(begin, end):
+        keys = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        visible = keys < seq_len
+        if WINDOW > 0:
+            visible &= keys >= seq_len - WINDOW
+        block = tl.load(table + keys // BLOCK_SIZE, mask=visible, other=0).to(tl.int64)
+        within = keys % BLOCK_SIZE
+        k = tl.load(
+            k_head + (block * k_stride_block + within * k_stride_token)[None, :] + columns[:, None],
+            mask=in_head[:, None],
+            other=0.0,
+        )
+        v = tl.load(
+            v_head + (block * v_stride_block + within * v_stride_token)[:, None] + columns[None, :],
+            mask=visible[:, None] & in_head[None, :],
+            other=0.0,
+        )
+        if UPCAST:
+            k = k.to(tl.float32)
+            v = v.to(tl.float32)
+        scores = tl.dot(q, k, input_precision=PRECISION) * scale
+        if SOFTCAP:  # cap * tanh(s / cap), both already times log2(e)
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+        scores = tl.where(visible[None, :], scores, -float("inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+        decay = tl.exp2(peak - new_peak)
+        weights = tl.exp2(scores - new_peak[:, None])
+        mass = mass * decay + tl.sum(weights, axis=1)
+        acc = acc * decay[:, None]
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+        peak = new_peak
+
+    if SPLITS == 1:
+        to = out_ptr + token * (HQ * D) + heads[:, None] * D + columns[None, :]
+        y = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(to, y, mask=in_group[:, None] & in_head[None, :])
+    else:
+        at = (row.to(tl.int64) * HQ + heads) * SPLITS + split
+        tl.store(stats_ptr + at * 2, peak, mask=in_group)
+        tl.store(stats_ptr + at * 2 + 1, mass, mask=in_group)
+        to = partial_ptr + at[:, None] * D_BLOCK + columns[None, :]
+        tl.store(to, acc, mask=in_group[:, None])
+        tl.debug_barrier()  # all stores of this program precede its arrival
+        used = tl.cdiv(num_tiles, tiles_per_split)
+        counter = counters_ptr + row * HK + kv_head
+        arrived = tl.atomic_add(counter, 1, sem="acq_rel")
+        if arrived == used - 1:
+            tl.store(counter, 0)
+            for member in range(GROUP):
+                _merge_shares(
+                    partial_ptr,
+                    stats_ptr,
+                    out_ptr,
+                    row.to(tl.int64),
+                    token,
+                    kv_head * GROUP + member,
+                    used,
+                    HQ,
+                    D,
+                    D_BLOCK,
+                    SPLITS,
+                )

@@ -1,0 +1,71 @@
+"""What every Triton launch shares: interpreter mode, device facts, arrival counters.
+
+Programmatic dependent launch: on Hopper and later a kernel may start while its predecessor drains.
+Kernels that take part call ``wait_for_producers`` before they read or write any tensor that another
+kernel touches (constant weights excepted) and ``allow_consumers`` once their own inputs are being
+loaded. The pair is safe in any order because a kernel never completes before its producers have.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+
+INTERPRETED: bool = knobs.runtime.interpret
+
+# Kernels that merge partial results count arrivals here; the last program of a merge resets its
+# counter, so the buffer is zero between kernels. Kernels of one stream may share it.
+MAX_COUNTERS = 1 << 16
+
+
+@functools.cache
+def supports_pdl(device: torch.device) -> bool:
+    """Whether the device runs programmatic dependent launches."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Streaming multiprocessors of the device; a small constant under the interpreter."""
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def arrival_counters(device: torch.device) -> torch.Tensor:
+    """(MAX_COUNTERS,) int32 zeros, one buffer per device for the life of the process.
+
+    The first call must happen outside graph capture; the eager warm-up step before a capture does.
+    """
+    return torch.zeros(MAX_COUNTERS, dtype=torch.int32, device=device)
+
+
+def pdl_options(device: torch.device) -> dict[str, bool]:
+    """Launch keywords: the ``PDL`` constant of the kernel and Triton's launch attribute."""
+    if supports_pdl(device):
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}
+
+
+def upcast_dots(dtype: torch.dtype) -> bool:
+    """Whether ``tl.dot`` operands must be widened: the interpreter's bfloat16 dot is wrong."""
+    return INTERPRETED and dtype == torch.bfloat16
+
+
+@triton.jit
+def wait_for_producers(PDL: tl.constexpr):
+    """Block until all earlier kernels of the stream have finished and their writes are visible."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def allow_consumers(PDL: tl.constexpr):
+    """Let the next kernel of the stream start its prologue."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()

@@ -1,0 +1,236 @@
+"""Matrix products: streaming kernels for few tokens, the vendor library for many.
+
+A product of 1 to 16 tokens only streams the weight once; its time is the weight's bytes over the
+memory bandwidth. Grid: (output tile, K share). Weights do not depend on earlier kernels, so
+each program requests its first tiles before it waits for its input: the memory stays busy while
+the small kernels between two products run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+
+from xllm.hardware.kernels.triton.launch import (
+    allow_consumers,
+    arrival_counters,
+    num_multiprocessors,
+    pdl_options,
+    upcast_dots,
+    wait_for_producers,
+)
+
+MAX_STREAMED_TOKENS = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """Row-major weight (N, K) in the model's dtype, or int8 with a float32 scale per output."""
+
+    weight: Tensor
+    scale: Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StreamTile:
+    """Tuning of one streamed product."""
+
+    block_n: int
+    block_k: int
+    k_shares: int = 1
+    num_warps: int = 4
+    num_stages: int = 3
+    prefetch: int = 0  # tiles requested into L2 ahead of the input, besides the first
+
+
+def pack_linear(weight: Tensor, scale: Tensor | None = None) -> PackedLinear:
+    """See ``ops.pack_linear``."""
+    if scale is not None:
+        scale = scale.to(torch.float32).reshape(-1).contiguous()
+    return PackedLinear(weight.contiguous(), scale)
+
+
+def linear(x: Tensor, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
+    """See ``ops.linear``."""
+    weight = packed.weight
+    tokens = x.shape[0]
+    if 0 < tokens <= MAX_STREAMED_TOKENS:
+        tile = choose_tile(tokens, weight, num_multiprocessors(x.device))
+        if tile is not None:
+            return stream_linear(x, packed, bias, tile)
+    if packed.scale is not None:
+        weight = (weight.to(torch.float32) * packed.scale[:, None]).to(x.dtype)
+    return functional.linear(x, weight, bias)
+
+
+def choose_tile(tokens: int, weight: Tensor, num_sms: int) -> StreamTile | None:
+    """The tile for a product of ``tokens`` rows, or None where the library is faster."""
+    outputs = weight.shape[0]
+    if tokens == 1:
+        block_n = 16 if outputs >= 16 * 2 * num_sms else 8
+        return StreamTile(block_n, 512)
+    return StreamTile(16, 256, k_shares=1 if outputs >= 16 * 2 * num_sms else 4)
+
+
+def stream_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None, tile: StreamTile) -> Tensor:
+    """``x`` (T, K) times the weight, T at most 16, with an explicit tile."""
+    weight = packed.weight
+    tokens, inputs = x.shape
+    outputs = weight.shape[0]
+    assert x.stride(1) == 1 and tokens <= MAX_STREAMED_TOKENS
+    out = torch.empty((tokens, outputs), dtype=x.dtype, device=x.device)
+    tiles = triton.cdiv(outputs, tile.block_n)
+    shares = tile.k_shares
+    partial = out
+    if shares > 1:
+        partial = torch.empty((shares, tokens, outputs), dtype=torch.float32, device=x.device)
+    k_per_share = triton.cdiv(triton.cdiv(inputs, tile.block_k), shares) * tile.block_k
+    _stream_linear_kernel[(tiles, shares)](
+        x,
+        weight,
+        packed.scale,
+        bias,
+        out,
+        partial,
+        arrival_counters(x.device),
+        tokens,
+        outputs,
+        x.stride(0),
+        K=inputs,
+        K_PER_SHARE=k_per_share,
+        SHARES=shares,
+        BLOCK_T=1 if tokens == 1 else 16,
+        BLOCK_N=tile.block_n,
+        BLOCK_K=tile.block_k,
+        STAGES=tile.num_stages,
+        PREFETCH=tile.prefetch if x.device.type == "cuda" else 0,
+        UPCAST=upcast_dots(x.dtype),
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        **pdl_options(x.device),
+    )
+    return out
+
+
+@triton.jit
+def _prefetch_l2(pointers):
+    """Request the lines at ``pointers`` into the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _stream_linear_kernel(
+    x_ptr,  # (T, K)
+    weight_ptr,  # (N, K)
+    scale_ptr,  # (N,) float32 or None
+    bias_ptr,  # (N,) or None
+    out_ptr,  # (T, N)
+    partial_ptr,  # (SHARES, T, N) float32
+    counters_ptr,  # one per output tile, zero on entry and exit
+    num_tokens,
+    outputs,
+    x_stride,
+    K: tl.constexpr,
+    K_PER_SHARE: tl.constexpr,
+    SHARES: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    share = tl.program_id(1)
+    in_n = n < outputs
+    start = share * K_PER_SHARE
+    k = tl.arange(0, BLOCK_K)
+    rows = weight_ptr + n.to(tl.int64)[:, None] * K
+    EVEN: tl.constexpr = K % BLOCK_K == 0 and K_PER_SHARE * SHARES == K
+    allow_consumers(PDL)
+    if PREFETCH > 0:
+        lines = start + BLOCK_K + tl.arange(0, PREFETCH * BLOCK_K // 64) * 64
+        _prefetch_l2(rows + tl.minimum(lines, K - 1)[None, :])
+    first_mask = in_n[:, None]
+    if not EVEN:
+        first_mask = first_mask & ((start + k) < K)[None, :]
+    first = tl.load(rows + (start + k)[None, :], mask=first_mask, other=0.0)
+    wait_for_producers(PDL)
+
+    if BLOCK_T == 1:
+        x = tl.load(x_ptr + start + k, mask=start + k < K, other=0.0).to(tl.float32)
+        acc = first.to(tl.float32) * x[None, :]
+        for at in tl.range(BLOCK_K, K_PER_SHARE, BLOCK_K, num_stages=STAGES):
+            kk = start + at + k
+            mask = in_n[:, None]
+            if EVEN:
+                x = tl.load(x_ptr + kk).to(tl.float32)
+            else:
+                mask = mask & (kk < K)[None, :]
+                x = tl.load(x_ptr + kk, mask=kk < K, other=0.0).to(tl.float32)
+            w = tl.load(rows + kk[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+            acc += w.to(tl.float32) * x[None, :]
+        y = tl.sum(acc, axis=1)[:, None]
+        t = tl.zeros([1], tl.int32)
+    else:
+        t = tl.arange(0, BLOCK_T)
+        in_t = t < num_tokens
+        x_rows = x_ptr + t[None, :] * x_stride
+        x = tl.load(
+            x_rows + (start + k)[:, None], mask=in_t[None, :] & (start + k < K)[:, None], other=0.0
+        )
+        w = first.to(x.dtype)
+        if UPCAST:
+            x = x.to(tl.float32)
+            w = w.to(tl.float32)
+        y = tl.dot(w, x, input_precision=PRECISION)
+        for at in tl.range(BLOCK_K, K_PER_SHARE, BLOCK_K, num_stages=STAGES):
+            kk = start + at + k
+            mask = in_n[:, None]
+            x_mask = in_t[None, :]
+            if not EVEN:
+                mask = mask & (kk < K)[None, :]
+                x_mask = x_mask & (kk < K)[:, None]
+            w = tl.load(rows + kk[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+            x = tl.load(x_rows + kk[:, None], mask=x_mask, other=0.0)
+            w = w.to(x.dtype)
+            if UPCAST:
+                x = x.to(tl.float32)
+                w = w.to(tl.float32)
+            y = tl.dot(w, x, y, input_precision=PRECISION)
+
+    mask = in_n[:, None] & (t < num_tokens)[None, :]
+    at = t.to(tl.int64)[None, :] * outputs + n[:, None]
+    if SHARES > 1:
+        span = num_tokens.to(tl.int64) * outputs
+        tl.store(partial_ptr + share * span + at, y, mask=mask)
+        tl.debug_barrier()  # all stores of this program precede its arrival
+        counter = counters_ptr + tl.program_id(0)
+        if tl.atomic_add(counter, 1, sem="acq_rel") != SHARES - 1:
+            return
+        tl.store(counter, 0)
+        y = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
+        for other in range(SHARES):  # a fixed order: the sum does not depend on arrival
+            y += tl.load(
+                partial_ptr + other * span + at, mask=mask, other=0.0, cache_modifier=".cg"
+            )
+    if scale_ptr is not None:
+        y *= tl.load(scale_ptr + n, mask=in_n, other=0.0)[:, None]
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + n, mask=in_n, other=0.0).to(tl.float32)[:, None]
+    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=mask)

@@ -1,0 +1,68 @@
+"""RMS normalization, with or without a residual addition before it. One program per token."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from xllm.hardware.kernels.triton.launch import allow_consumers, pdl_options, wait_for_producers
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """See ``ops.rms_norm``."""
+    return launch_rms_norm(x.contiguous(), None, weight, eps, offset)
+
+
+def launch_rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float
+) -> Tensor:
+    """Norm of ``x``, or of the sum that ``residual`` takes, rounded to its dtype, in place."""
+    out = torch.empty_like(x)
+    hidden = x.shape[-1]
+    tokens = x.numel() // hidden
+    if tokens:
+        block = triton.next_power_of_2(hidden)
+        _rms_norm_kernel[(tokens,)](
+            x,
+            residual,
+            weight,
+            out,
+            eps,
+            offset,
+            hidden,
+            BLOCK=block,
+            num_warps=min(max(block // 512, 1), 8),
+            **pdl_options(x.device),
+        )
+    return out
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr,  # (T, H)
+    residual_ptr,  # (T, H) or None
+    weight_ptr,  # (H,)
+    out_ptr,  # (T, H)
+    eps,
+    offset,
+    hidden,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    columns = tl.arange(0, BLOCK)
+    inside = columns < hidden
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    wait_for_producers(PDL)
+    at = tl.program_id(0).to(tl.int64) * hidden + columns
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if residual_ptr is not None:
+        x += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        rounded = x.to(residual_ptr.dtype.element_ty)
+        tl.store(residual_ptr + at, rounded, mask=inside)
+        x = rounded.to(tl.float32)
+    allow_consumers(PDL)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / hidden + eps)
+    y = x * scale * (weight + offset)
+    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=inside)
