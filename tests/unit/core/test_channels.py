@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+
 from xllm.core.channels import ClientChannel, ServerChannel, SocketFolder
 from xllm.core.messages.engine import AbortRequests, AddRequests, Hello, ToEngine
 from xllm.core.messages.server import EngineProgress, OutputBatch, ToServer
@@ -101,7 +102,7 @@ def test_messages_that_wait_together_arrive_in_one_wakeup(server: ServerChannel)
         client, wakeups = await connected(server)
         for _ in range(50):
             server.send(EngineProgress("load"))
-        time.sleep(0.2)  # noqa: ASYNC251 - the loop must not run while they arrive
+        time.sleep(0.2)
         await until(lambda: wakeups)
         assert len(wakeups[0]) == 50
         client.close()

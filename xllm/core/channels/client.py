@@ -49,7 +49,7 @@ class ClientChannel:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.connect(self._address)
-        self._loop.add_reader(self._socket.fileno(), self._drain)
+        self._loop.add_reader(self._socket.fileno(), self.drain)
 
     def close(self) -> None:
         """Stop listening and drop what was not sent; harmless when closed."""
@@ -64,9 +64,10 @@ class ClientChannel:
         self._socket.send(self._codec.encode(message), copy=False)
         # ZeroMQ's descriptor signals edges, and sending may have consumed one.
         if self._socket.poll(0):
-            self._loop.call_soon(self._drain)
+            self._loop.call_soon(self.drain)
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Hand over what has arrived, now; harmless when closed."""
         if self._context is None:
             return
         messages = []

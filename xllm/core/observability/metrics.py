@@ -1,11 +1,10 @@
-"""The metric catalogue: one line per metric, and what turns engine output into observations."""
+"""The metric catalogue: one line per metric, and the page that Prometheus reads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from xllm.core.messages.server import EngineStats
 from xllm.core.observability.instruments import Counter, Gauge, Histogram, Metric
 
 # Upper bounds in seconds: fine below the human threshold, coarse above.
@@ -64,17 +63,6 @@ class ServerMetrics:
         self.engine_up = Gauge(ENGINE_UP)
         for reason in FINISH_REASONS:
             self.requests_finished.add(0.0, reason)
-
-    def take_stats(self, stats: EngineStats) -> None:
-        """Take over the engine's own gauges and totals."""
-        self.running.set(stats.num_running)
-        self.waiting.set(stats.num_waiting)
-        self.kv_usage.set(stats.kv_usage)
-        self.steps.raise_to(stats.num_steps)
-        self.step_seconds.raise_to(stats.step_seconds)
-        self.preemptions.raise_to(stats.num_preemptions)
-        self.prefix_queries.raise_to(stats.prefix_queries)
-        self.prefix_hits.raise_to(stats.prefix_hits)
 
     def instruments(self) -> Iterator[Counter | Gauge | Histogram]:
         """Every instrument."""

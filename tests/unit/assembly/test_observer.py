@@ -1,0 +1,141 @@
+"""Each request is counted exactly once, whatever the order of its ends."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+from xllm.assembly.observer import RequestObserver
+from xllm.core.messages.server import Failure, OutputBatch, Started
+from xllm.core.observability.metrics import ServerMetrics
+from xllm.core.request.finish import FinishReason
+from xllm.core.request.request import Request
+from xllm.core.request.sampling import SamplingParams
+
+
+def request(handle: int, n: int = 1, prompt_len: int = 3) -> Request:
+    return Request(
+        handle=handle,
+        request_id=f"r{handle}",
+        prompt_token_ids=np.zeros(prompt_len, np.int32),
+        params=SamplingParams(n=n),
+        max_tokens=16,
+        arrival_time=time.monotonic(),
+    )
+
+
+def batch(*entries: tuple[int, int, int, FinishReason], **extra: object) -> OutputBatch:
+    """Entries are (handle, choice, number of tokens, finish)."""
+    handles, choices, counts, finish = zip(*entries, strict=True) if entries else ((),) * 4
+    return OutputBatch(
+        handles=np.array(handles, np.int64),
+        choices=np.array(choices, np.int32),
+        counts=np.array(counts, np.int32),
+        token_ids=np.zeros(sum(counts), np.int32),
+        finish=np.array(finish, np.int8),
+        stop_tokens=np.full(len(handles), -1, np.int32),
+        **extra,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture
+def metrics() -> ServerMetrics:
+    return ServerMetrics()
+
+
+@pytest.fixture
+def observer(metrics: ServerMetrics) -> RequestObserver:
+    return RequestObserver(metrics)
+
+
+NONE, STOP, LENGTH = FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH
+
+
+def test_tokens_latencies_and_the_outcome_of_a_plain_request(
+    metrics: ServerMetrics, observer: RequestObserver
+) -> None:
+    observer.submitted([request(1)])
+    assert (observer.num_open, observer.num_unstarted) == (1, 1)
+    observer.delivered(batch(started=[Started(1, 0, 0, 0.25)]))
+    assert (observer.num_open, observer.num_unstarted) == (1, 0)
+    observer.delivered(batch((1, 0, 1, NONE)))
+    observer.delivered(batch((1, 0, 3, NONE)))
+    observer.delivered(batch((1, 0, 1, STOP)))
+    observer.check()
+    assert observer.num_open == 0
+    assert metrics.generation_tokens.values[""] == 5
+    assert metrics.prompt_tokens.values[""] == 3
+    assert metrics.ttft.counts.sum() == 1
+    assert metrics.itl.counts.sum() == 4  # every token but the first
+    assert metrics.e2e.counts.sum() == 1
+    assert metrics.queue.sum == 0.25
+    assert metrics.request_generation.sum == 5
+    assert metrics.requests_finished.values == {"stop": 1, "length": 0, "abort": 0, "error": 0}
+
+
+def test_five_aborts_count_five_though_the_engine_reports_them_again(
+    metrics: ServerMetrics, observer: RequestObserver
+) -> None:
+    observer.submitted([request(h, n=2) for h in range(5)])
+    for handle in range(5):
+        observer.ended(handle, -1, "abort")
+    abort = FinishReason.ABORT
+    observer.delivered(batch(*[(h, c, 0, abort) for h in range(5) for c in range(2)]))
+    observer.check()
+    assert metrics.requests_finished.values["abort"] == 5
+    assert (
+        sum(metrics.requests_finished.values.values()) == metrics.requests_started.values[""] == 5
+    )
+    assert metrics.e2e.counts.sum() == 5
+
+
+def test_a_request_of_several_choices_ends_once_with_its_worst_reason(
+    metrics: ServerMetrics, observer: RequestObserver
+) -> None:
+    observer.submitted([request(1, n=3)])
+    observer.delivered(batch((1, 0, 2, STOP), (1, 2, 2, LENGTH)))
+    assert observer.num_open == 1
+    observer.delivered(batch((1, 1, 1, STOP)))
+    assert metrics.requests_finished.values == {"stop": 0, "length": 1, "abort": 0, "error": 0}
+    assert metrics.request_generation.sum == 5
+    observer.check()
+
+
+def test_refusals_and_a_dead_engine_count_as_errors(
+    metrics: ServerMetrics, observer: RequestObserver
+) -> None:
+    observer.submitted([request(1, n=2), request(2), request(3)])
+    observer.delivered(batch(failures=[Failure(1, -1, "does not fit", 400)]))
+    observer.fail_all()
+    observer.fail_all()
+    observer.check()
+    assert (observer.num_open, observer.num_unstarted) == (0, 0)
+    assert metrics.requests_finished.values["error"] == 3
+
+
+def test_outputs_of_unknown_sequences_are_ignored(observer: RequestObserver) -> None:
+    observer.delivered(batch((9, 0, 1, STOP), started=[Started(9, 0, 0, 1.0)]))
+    observer.ended(9, 0, "stop")
+    observer.check()
+
+
+def test_ledgers_agree_after_random_traffic(
+    metrics: ServerMetrics, observer: RequestObserver
+) -> None:
+    rng = random.Random(0)
+    live: list[tuple[int, int]] = []
+    for handle in range(300):
+        n = rng.randint(1, 4)
+        observer.submitted([request(handle, n)])
+        live += [(handle, c) for c in range(n)]
+        chosen = rng.sample(live, rng.randint(0, len(live)))
+        observer.delivered(batch(started=[Started(h, c, 0, 0.0) for h, c in chosen]))
+        ends = [(h, c, rng.randint(0, 3), rng.choice([NONE, NONE, STOP])) for h, c in chosen]
+        observer.delivered(batch(*ends))
+        if rng.random() < 0.2:
+            observer.ended(rng.randrange(handle + 1), -1, "abort")
+        observer.check()
+    observer.fail_all()
+    observer.check()
+    assert sum(metrics.requests_finished.values.values()) == 300

@@ -1,0 +1,84 @@
+"""A serving stack without an engine: services are plain functions of the test."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from xllm.core.config import ServerConfig
+from xllm.core.messages.server import EngineStats
+from xllm.entrypoints.http.activity import Activity
+from xllm.entrypoints.http.app import create_app
+
+
+async def echo(body: Any) -> Any:
+    return {"echo": type(body).__name__}
+
+
+class FakeStack:
+    """Answers every service call with ``handle``."""
+
+    def __init__(self, handle: Callable[[Any], Awaitable[Any]] = echo) -> None:
+        self.services: Any = SimpleNamespace(
+            chat=SimpleNamespace(handle=handle),
+            completions=SimpleNamespace(handle=handle),
+            tokenize=SimpleNamespace(tokenize=handle, detokenize=handle),
+            models=SimpleNamespace(list=lambda: {"object": "list"}, get=lambda name: {"id": name}),
+        )
+        self.state = "ok"
+        self.num_open = 0
+        self.stats = EngineStats(num_running=2)
+        self.resets = 0
+
+    @property
+    def accepting(self) -> bool:
+        return self.state == "ok"
+
+    async def health(self) -> str:
+        return self.state
+
+    def metrics_page(self) -> bytes:
+        return b"# metrics\n"
+
+    def reset_prefix_cache(self) -> None:
+        self.resets += 1
+
+
+def app_of(stack: FakeStack, **config: Any) -> FastAPI:
+    return create_app(stack, ServerConfig(**config), Activity())  # type: ignore[arg-type]
+
+
+def client_of(app: FastAPI, key: str | None = None) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app),
+        base_url="http://server",
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+    )
+
+
+def call(app: FastAPI, method: str, path: str, key: str | None = None, **kw: Any) -> httpx.Response:
+    async def once() -> httpx.Response:
+        async with client_of(app, key) as client:
+            return await client.request(method, path, **kw)
+
+    return asyncio.run(once())
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The envelope, checked for its four keys."""
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"] and error["type"]
+    return error
+
+
+async def stream_of(
+    *batches: list[Any], error: Exception | None = None
+) -> AsyncIterator[list[Any]]:
+    for batch in batches:
+        yield batch
+    if error is not None:
+        raise error

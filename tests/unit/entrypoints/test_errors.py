@@ -1,0 +1,107 @@
+"""Every mistake gets the same four-key envelope and the right status."""
+
+import logging
+from typing import Any
+
+import pytest
+from fake_stack import FakeStack, app_of, call, error_of
+
+from xllm.frontend.protocol.errors import RequestError
+
+COMPLETIONS = "/v1/completions"
+
+
+def raising(error: Exception) -> FakeStack:
+    async def handle(body: Any) -> Any:
+        raise error
+
+    return FakeStack(handle)
+
+
+@pytest.mark.parametrize("body", [b'{"prompt": "x", "ma', b"", b"[1,2]", b'"text"', b"\xff\xfe"])
+def test_a_broken_body_is_400(body: bytes) -> None:
+    response = call(app_of(FakeStack()), "POST", COMPLETIONS, content=body)
+    assert response.status_code == 400
+    error_of(response)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("POST", "/V1/completions", 404),
+        ("POST", "/v1//completions", 404),
+        ("GET", COMPLETIONS, 405),
+        ("POST", "/health", 405),
+        ("GET", "/openapi.json", 404),
+        ("GET", "/docs", 404),
+    ],
+)
+def test_what_is_not_served_says_so(method: str, path: str, status: int) -> None:
+    response = call(app_of(FakeStack()), method, path)
+    assert response.status_code == status
+    assert path in error_of(response)["message"]
+
+
+def test_a_service_error_keeps_its_fields() -> None:
+    stack = raising(RequestError(404, "no such model", param="model", code="model_not_found"))
+    response = call(app_of(stack), "POST", COMPLETIONS, json={"prompt": "x"})
+    assert response.status_code == 404
+    assert error_of(response) == {
+        "message": "no such model",
+        "type": "not_found_error",
+        "param": "model",
+        "code": "model_not_found",
+    }
+
+
+def test_a_full_queue_is_429_with_retry_after() -> None:
+    response = call(
+        app_of(raising(RequestError(429, "full"))), "POST", COMPLETIONS, json={"prompt": "x"}
+    )
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) >= 1
+
+
+def test_an_unforeseen_error_is_500_and_shows_nothing_of_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stack = raising(KeyError("secret detail"))
+    with caplog.at_level(logging.ERROR):
+        response = call(app_of(stack), "POST", COMPLETIONS, json={"prompt": "x"})
+    assert response.status_code == 500
+    assert error_of(response)["type"] == "server_error"
+    assert "secret" not in response.text
+    assert len(caplog.records) == 1
+
+
+def test_a_request_that_takes_too_long_is_504_and_its_work_is_cancelled() -> None:
+    import asyncio
+
+    cancelled = []
+
+    async def handle(body: Any) -> Any:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    app = app_of(FakeStack(handle), request_timeout=0.05)
+    response = call(app, "POST", COMPLETIONS, json={"prompt": "x"})
+    assert response.status_code == 504
+    error_of(response)
+    assert cancelled == [True]
+
+
+def test_while_loading_api_calls_are_503_with_retry_after() -> None:
+    stack = FakeStack()
+    stack.services, stack.state = None, "loading"
+    app = app_of(stack)
+    for method, path in (("POST", COMPLETIONS), ("GET", "/v1/models"), ("POST", "/tokenize")):
+        response = call(app, method, path, json={})
+        assert response.status_code == 503
+        assert "retry-after" in response.headers
+        error_of(response)
+    for path in ("/health", "/ready", "/ping"):
+        assert call(app, "GET", path).status_code == 503

@@ -1,0 +1,104 @@
+"""Deny by default: who may come in, and how much they may bring."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from fake_stack import FakeStack, app_of, call, client_of, error_of
+
+from xllm.entrypoints.http.app import ROUTES
+from xllm.entrypoints.http.security import PUBLIC_PATHS, ApiKeys
+
+KEY = "sk-correct"
+
+
+def test_every_route_but_the_public_list_needs_the_key() -> None:
+    app = app_of(FakeStack(), api_key=[KEY], enable_admin=True)
+    seen = set()
+    for route in (r for name in ROUTES.names() for r in ROUTES.load(name).router.routes):
+        path = route.path.replace("{name:path}", "m")
+        for method in route.methods - {"HEAD"}:
+            status = call(app, method, path, json={"prompt": "x", "messages": []}).status_code
+            assert (status == 401) == (route.path not in PUBLIC_PATHS), (method, path, status)
+            seen.add(route.path)
+    assert seen > PUBLIC_PATHS
+    assert {"/v1/chat/completions", "/metrics", "/version", "/reset_prefix_cache"} < seen
+
+
+@pytest.mark.parametrize(
+    "header", [None, KEY, f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", "Bearer ", f"Basic {KEY}", ""]
+)
+def test_a_wrong_key_is_401_with_the_envelope(header: str | None) -> None:
+    app = app_of(FakeStack(), api_key=[KEY, "another"])
+    headers = {} if header is None else {"Authorization": header}
+    response = call(app, "POST", "/v1/completions", json={"prompt": "x"}, headers=headers)
+    assert response.status_code == 401
+    assert error_of(response)["type"] == "authentication_error"
+    assert KEY not in response.text
+
+
+@pytest.mark.parametrize("key", [KEY, "another"])
+def test_each_of_several_keys_opens(key: str) -> None:
+    app = app_of(FakeStack(), api_key=[KEY, "another"])
+    assert call(app, "POST", "/v1/completions", key, json={"prompt": "x"}).status_code == 200
+
+
+def test_without_keys_everybody_may_come_in() -> None:
+    assert ApiKeys([]).accepts(None)
+
+
+def test_administration_is_not_there_unless_asked_for() -> None:
+    stack = FakeStack()
+    assert call(app_of(stack), "POST", "/reset_prefix_cache").status_code == 404
+    assert call(app_of(stack, enable_admin=True), "POST", "/reset_prefix_cache").status_code == 200
+    assert stack.resets == 1
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_large_body_is_413_before_it_is_read(declared: bool) -> None:
+    app = app_of(FakeStack(), max_body_bytes=100_000)
+    sent = []
+
+    async def chunks() -> Any:
+        for _ in range(1000):
+            sent.append(1)
+            yield b" " * 50_000
+
+    async def scenario() -> None:
+        headers = {"Content-Length": str(50_000 * 1000)} if declared else {}
+        async with client_of(app) as client:
+            response = await client.post("/v1/completions", content=chunks(), headers=headers)
+        assert response.status_code == 413
+        error_of(response)
+
+    asyncio.run(scenario())
+    assert len(sent) <= 4
+
+
+def test_only_named_origins_may_call_from_a_browser() -> None:
+    app = app_of(FakeStack(), api_key=[KEY], allowed_origins=["http://localhost:3000"])
+    ask = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization",
+    }
+    for origin, allowed in (("http://localhost:3000", True), ("http://evil.example", False)):
+        headers = {"Origin": origin, **ask}
+        response = call(app, "OPTIONS", "/v1/chat/completions", headers=headers)
+        assert (response.headers.get("access-control-allow-origin") == origin) == allowed
+        response = call(app, "GET", "/health", headers={"Origin": origin})
+        assert (response.headers.get("access-control-allow-origin") == origin) == allowed
+
+
+def test_comparing_keys_takes_the_same_time_for_near_and_far_misses() -> None:
+    keys = ApiKeys(["k" * 64] * 8)
+
+    def seconds(key: str) -> float:
+        begin = time.perf_counter()
+        for _ in range(2000):
+            keys.accepts(f"Bearer {key}")
+        return time.perf_counter() - begin
+
+    near, far = "k" * 63 + "x", "x" * 64
+    ratio = min(seconds(near) for _ in range(5)) / min(seconds(far) for _ in range(5))
+    assert 0.5 < ratio < 2.0

@@ -1,0 +1,236 @@
+"""The frontend's ``EngineClient`` over a channel to an engine process."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+
+from xllm.assembly.control_link import Launch
+from xllm.assembly.launcher import EngineProcess
+from xllm.assembly.observer import RequestObserver
+from xllm.assembly.stats_log import StatsLog
+from xllm.core.channels import ClientChannel, SocketFolder
+from xllm.core.config import XllmConfig
+from xllm.core.config.files import ModelFiles
+from xllm.core.messages.engine import AbortRequests, AddRequests, Hello, ResetPrefixCache
+from xllm.core.messages.server import (
+    EngineDead,
+    EngineProgress,
+    EngineReady,
+    EngineStats,
+    OutputBatch,
+    ToServer,
+)
+from xllm.core.observability.logging import get_logger
+from xllm.core.observability.metrics import ServerMetrics
+from xllm.core.request.request import Request
+from xllm.frontend.protocol.errors import RequestError
+from xllm.frontend.services.engine_client import OutputSink
+
+logger = get_logger(__name__)
+
+# While requests are open, the engine is asked for a sign of life this often,
+_WATCH_SECONDS = 1.0
+# is given up after this long without one,
+_SILENCE_SECONDS = 10.0
+# or when one step has taken longer than any honest step does.
+_STEP_LIMIT_SECONDS = 300.0
+# How long /health waits for a sign of life.
+_HEALTH_SECONDS = 1.5
+
+
+class EngineFailed(RuntimeError):
+    """The engine ended before it was ready; the message says why."""
+
+
+class ProcessEngineClient:
+    """Owns one engine process: starts it, feeds it, notices its death, ends it.
+
+    Args:
+        config: the whole configuration; the engine process receives it.
+        files: the resolved model.
+        metrics: the server's instruments.
+        on_progress: called with each start-up message of the engine.
+        on_death: called once when the engine has ended unasked, after its requests have failed.
+    """
+
+    def __init__(
+        self,
+        config: XllmConfig,
+        files: ModelFiles,
+        metrics: ServerMetrics,
+        on_progress: Callable[[EngineProgress], None],
+        on_death: Callable[[], None],
+    ) -> None:
+        self._max_waiting = config.scheduler.max_waiting
+        self._metrics = metrics
+        self._on_progress = on_progress
+        self._on_death = on_death
+        self._observer = RequestObserver(metrics, config.observability.log_requests)
+        self._stats_log = StatsLog(config.observability.log_stats_interval)
+        self._sink: OutputSink | None = None
+        self._ready: EngineReady | None = None
+        self._stats = EngineStats()
+        self._draining = False
+        self._death: str | None = None
+        self._loaded: asyncio.Future[EngineReady]
+        self._watcher: asyncio.Task[None] | None = None
+        self._folder = SocketFolder()
+        address, peer_id = self._folder.address, secrets.token_bytes(16)
+        self._channel = ClientChannel(address, peer_id, ToServer, self._on_messages)
+        self._process = EngineProcess(
+            Launch(config, files, address, peer_id, str(self._folder.path)), self._on_exit
+        )
+
+    async def start(self) -> EngineReady:
+        """Start the engine process and wait until it can make its first token.
+
+        Raises:
+            EngineFailed: it could not.
+        """
+        self._loaded = asyncio.get_running_loop().create_future()
+        try:
+            self._channel.open()
+            await self._process.start()
+            self._channel.send(Hello())
+            return await self._loaded
+        finally:
+            self._folder.remove()
+
+    async def close(self) -> None:
+        """End the engine process and release the channel; open requests fail."""
+        self._draining = True
+        if self._watcher is not None:
+            self._watcher.cancel()
+        await self._process.close()
+        self._channel.close()
+        self._folder.remove()
+
+    def kill(self) -> None:
+        """End the engine process at once, without waiting."""
+        self._process.kill()
+        self._folder.remove()
+
+    @property
+    def ready(self) -> EngineReady | None:
+        """What the engine announced, or None while it loads."""
+        return self._ready
+
+    @property
+    def stats(self) -> EngineStats:
+        """The latest gauges and counters."""
+        return self._stats
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests may be sent now: loaded, alive and not draining."""
+        return self._ready is not None and self._death is None and not self._draining
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return self._observer.num_open
+
+    async def check_health(self) -> bool:
+        """``healthy``, confirmed by a sign of life from the process itself."""
+        if not self.healthy:
+            return False
+        pong = await self._process.ping(_HEALTH_SECONDS)
+        return self.healthy and pong is not None and pong.step_seconds < _STEP_LIMIT_SECONDS
+
+    def connect(self, sink: OutputSink) -> None:
+        """Deliver every later output to ``sink``."""
+        self._sink = sink
+
+    def drain(self) -> None:
+        """Take no further request; those open go on."""
+        self._draining = True
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Send requests to the engine.
+
+        Raises:
+            RequestError: 503 while loading, draining or dead; 429 when too many wait.
+        """
+        if not self.healthy:
+            raise RequestError(503, self._unavailable())
+        waiting = self._observer.num_unstarted + sum(r.params.n for r in requests)
+        if waiting > self._max_waiting:
+            raise RequestError(429, f"too many requests wait (--max-waiting {self._max_waiting})")
+        self._observer.submitted(requests)
+        self._channel.send(AddRequests(list(requests)))
+        if self._watcher is None or self._watcher.done():
+            self._watcher = asyncio.create_task(self._watch())
+
+    def abort(self, handles: Sequence[int], choices: Sequence[int], stopped: bool = False) -> None:
+        """Stop sequences; unknown ones and a dead engine are ignored."""
+        for handle, choice in zip(handles, choices, strict=True):
+            self._observer.ended(handle, choice, "stop" if stopped else "abort")
+        if self._death is None:
+            self._channel.send(AbortRequests(list(handles), list(choices), stopped))
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached block that no sequence uses."""
+        if self._death is None:
+            self._channel.send(ResetPrefixCache())
+
+    def fail_open(self, message: str) -> None:
+        """End every open request with an error (the drain's time is over)."""
+        self._observer.fail_all()
+        if self._sink is not None:
+            self._sink.fail(message)
+
+    def _unavailable(self) -> str:
+        if self._death is not None:
+            return f"the engine is dead: {self._death}"
+        return "the server is shutting down" if self._draining else "the model is loading"
+
+    def _on_messages(self, messages: list[object]) -> None:
+        for message in messages:
+            if isinstance(message, OutputBatch):
+                self._observer.delivered(message)
+                if self._sink is not None:
+                    self._sink.deliver(message)
+            elif isinstance(message, EngineStats):
+                self._stats = message
+                self._observer.take_stats(message)
+                self._stats_log.take(message)
+            elif isinstance(message, EngineReady):
+                self._ready = message
+                self._metrics.engine_up.set(1)
+                if not self._loaded.done():
+                    self._loaded.set_result(message)
+            elif isinstance(message, EngineProgress):
+                self._on_progress(message)
+            elif isinstance(message, EngineDead):
+                self._die(message.message)
+
+    def _on_exit(self, reason: str) -> None:
+        self._channel.drain()  # the engine's own last words come first
+        self._die(reason)
+
+    def _die(self, reason: str) -> None:
+        if self._death is not None:
+            return
+        self._death = reason
+        self._metrics.engine_up.set(0)
+        self._stats = EngineStats()
+        self._observer.take_stats(self._stats)
+        self._process.kill()
+        if not self._loaded.done():
+            self._loaded.set_exception(EngineFailed(reason))
+        else:
+            logger.error("the engine is dead: %s", reason)
+            self.fail_open(self._unavailable())
+        self._on_death()
+
+    async def _watch(self) -> None:
+        """Give up an engine that owes answers and shows no life."""
+        while self._observer.num_open and self._death is None:
+            await asyncio.sleep(_WATCH_SECONDS)
+            pong = await self._process.ping(_SILENCE_SECONDS)
+            if pong is None:
+                self._die(f"no sign of life for {_SILENCE_SECONDS:g} seconds")
+            elif pong.step_seconds > _STEP_LIMIT_SECONDS:
+                self._die(f"one step takes more than {_STEP_LIMIT_SECONDS:g} seconds")

@@ -1,0 +1,97 @@
+"""The engine in this process and on this thread, for offline use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from xllm.assembly.engine import Engine, build_engine
+from xllm.assembly.resolve import resolve_files
+from xllm.core.config import XllmConfig
+from xllm.core.config.files import ModelFiles
+from xllm.core.messages.server import EngineProgress, EngineReady, EngineStats, OutputBatch
+from xllm.core.request.request import Request
+
+
+def _ignore_progress(message: EngineProgress) -> None:
+    pass
+
+
+class InprocEngine:
+    """Runs scheduler and worker synchronously: ``add`` requests, ``step`` until none is left.
+
+    Args:
+        config: what was asked for.
+        on_progress: told of every phase of the start-up.
+    """
+
+    def __init__(
+        self,
+        config: XllmConfig,
+        on_progress: Callable[[EngineProgress], None] = _ignore_progress,
+    ) -> None:
+        self._config = config
+        self._on_progress = on_progress
+        self._engine: Engine | None = None
+        self.files: ModelFiles
+
+    def start(self) -> EngineReady:
+        """Resolve and load the model.
+
+        Raises:
+            ValueError: the model does not exist or does not fit the configuration.
+        """
+        self.files = resolve_files(self._config, self._on_progress)
+        mailbox = _NoMail()
+        self._engine = build_engine(self._config, self.files, mailbox, mailbox, self._on_progress)
+        return self._engine.ready
+
+    def close(self) -> None:
+        """Give back device and memory; harmless when not started."""
+        if self._engine is not None:
+            self._engine.worker.close()
+            self._engine = None
+
+    @property
+    def ready(self) -> EngineReady:
+        """Facts of the loaded model."""
+        return self._running().ready
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has something to do."""
+        return self._running().scheduler.has_work
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Queue requests; one that can never run is answered by a failure in a later batch."""
+        loop = self._running().loop
+        for request in requests:
+            loop.submit(request)
+
+    def abort(self, handles: Sequence[int], choices: Sequence[int], stopped: bool = False) -> None:
+        """Stop sequences; see ``core.messages.AbortRequests``."""
+        loop = self._running().loop
+        for handle, choice in zip(handles, choices, strict=True):
+            loop.abort(handle, choice, stopped)
+
+    def step(self) -> list[OutputBatch]:
+        """Run one step; what it brought."""
+        return [m for m in self._running().loop.step() if isinstance(m, OutputBatch)]
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters now."""
+        return self._running().loop.stats()
+
+    def _running(self) -> Engine:
+        assert self._engine is not None, "start() comes first"
+        return self._engine
+
+
+class _NoMail:
+    """Inbox and outbox of a loop that is called directly."""
+
+    def receive(self, timeout_seconds: float | None) -> list[Any]:
+        return []
+
+    def send(self, message: Any) -> None:
+        raise AssertionError("a directly driven loop returns its messages")

@@ -1,0 +1,148 @@
+"""The language-model family: engine process, text services and what connects them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+
+from xllm.assembly.engine_client import ProcessEngineClient
+from xllm.assembly.resolve import resolve_files
+from xllm.assembly.text import ModelText, load_text
+from xllm.core.config import XllmConfig
+from xllm.core.messages.server import EngineProgress, EngineReady, EngineStats
+from xllm.core.observability.metrics import ServerMetrics, exposition
+from xllm.frontend.services import (
+    ChatService,
+    CompletionService,
+    ModelService,
+    OutputDispatcher,
+    TokenizeService,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Services:
+    """One service per API family."""
+
+    chat: ChatService
+    completions: CompletionService
+    models: ModelService
+    tokenize: TokenizeService
+
+
+def build(config: XllmConfig, on_progress: Callable[[EngineProgress], None]) -> ServingStack:
+    """A serving stack for a language model; see ``assembly.registry.build``."""
+    return ServingStack(config, on_progress)
+
+
+class ServingStack:
+    """Everything behind the doors of one server, and its life: start, drain, close.
+
+    ``services`` is None until ``start`` has returned. ``died`` is set when the engine has ended
+    unasked; its open requests have then failed already.
+
+    Args:
+        config: what was asked for.
+        on_progress: told of every phase of the start-up, on the event loop or a thread of it.
+    """
+
+    def __init__(self, config: XllmConfig, on_progress: Callable[[EngineProgress], None]) -> None:
+        self._config = config
+        self._on_progress = on_progress
+        self._metrics = ServerMetrics()
+        self._page: Callable[[], bytes] | None = None
+        self._client: ProcessEngineClient | None = None
+        self._draining = False
+        self.services: Services | None = None
+        self.died = asyncio.Event()
+
+    async def start(self) -> EngineReady:
+        """Resolve the model's files, start the engine process, build the services.
+
+        Raises:
+            ValueError: the model does not exist or does not fit the configuration.
+            EngineFailed: the engine could not start.
+        """
+        self._on_progress(EngineProgress("resolve model"))
+        files = await asyncio.to_thread(resolve_files, self._config, self._on_progress)
+        client = ProcessEngineClient(
+            self._config, files, self._metrics, self._on_progress, self.died.set
+        )
+        self._client = client
+        # The tokenizer loads here while the weights load there.
+        ready, text = await asyncio.gather(
+            client.start(), asyncio.to_thread(load_text, self._config, files)
+        )
+        self.services = self._build_services(text, client, ready)
+        return ready
+
+    async def close(self) -> None:
+        """End the engine process; open requests end with it."""
+        if self._client is not None:
+            await self._client.close()
+
+    def kill(self) -> None:
+        """End the engine process at once."""
+        if self._client is not None:
+            self._client.kill()
+
+    def drain(self) -> None:
+        """Take no further request; those open go on."""
+        self._draining = True
+        if self._client is not None:
+            self._client.drain()
+
+    def fail_open(self, message: str) -> None:
+        """End every open request with an error."""
+        if self._client is not None:
+            self._client.fail_open(message)
+
+    @property
+    def accepting(self) -> bool:
+        """Whether a request would be served now, as far as is known without asking the engine."""
+        return self.services is not None and self._client is not None and self._client.healthy
+
+    async def health(self) -> str:
+        """``ok``, or why no request would be served: ``loading``, ``draining`` or ``dead``."""
+        if self.died.is_set():
+            return "dead"
+        if self._draining:
+            return "draining"
+        if self.services is None or self._client is None:
+            return "loading"
+        return "ok" if await self._client.check_health() else "dead"
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's latest gauges and counters."""
+        return self._client.stats if self._client is not None else EngineStats()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that the engine has not finished."""
+        return self._client.num_open if self._client is not None else 0
+
+    def metrics_page(self) -> bytes:
+        """The Prometheus text page."""
+        if self._page is None:
+            self._page = exposition(self._metrics, self._config.model.api_name)
+        return self._page()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached block that no sequence uses."""
+        if self._client is not None:
+            self._client.reset_prefix_cache()
+
+    def _build_services(
+        self, text: ModelText, client: ProcessEngineClient, ready: EngineReady
+    ) -> Services:
+        name = self._config.model.api_name
+        factory = text.request_factory(self._config, ready)
+        dispatcher = OutputDispatcher(client, text.output_processor())
+        return Services(
+            chat=ChatService(factory, dispatcher, name),
+            completions=CompletionService(factory, dispatcher, name),
+            models=ModelService(name, ready.max_model_len, self._config.model.model),
+            tokenize=TokenizeService(factory, name),
+        )

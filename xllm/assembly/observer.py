@@ -1,0 +1,192 @@
+"""Turns what passes the engine client into metrics: each request is counted exactly once."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from xllm.core.messages.server import EngineStats, OutputBatch
+from xllm.core.observability.logging import get_logger
+from xllm.core.observability.metrics import FINISH_REASONS, ServerMetrics
+from xllm.core.request.finish import FinishReason
+from xllm.core.request.request import Request
+
+logger = get_logger(__name__)
+
+# A sequence's key is handle << _CHOICE_BITS | choice.
+_CHOICE_BITS = 16
+
+
+@dataclasses.dataclass(slots=True)
+class _OpenRequest:
+    request_id: str
+    arrival: float
+    prompt_len: int
+    open_choices: set[int]
+    unstarted: set[int]
+    num_tokens: int = 0
+    severity: int = 0  # index into FINISH_REASONS of the worst choice so far
+
+
+class RequestObserver:
+    """Follows open requests by their outputs; per step the work on tokens is columnar.
+
+    Args:
+        metrics: the instruments to observe into.
+        log_requests: whether to log one line per finished request.
+    """
+
+    def __init__(self, metrics: ServerMetrics, log_requests: bool = False) -> None:
+        self._metrics = metrics
+        self._log_requests = log_requests
+        self._open: dict[int, _OpenRequest] = {}
+        self._num_unstarted = 0
+        self._slots: dict[int, int] = {}
+        self._free: list[int] = []
+        self._last_token_time = np.zeros(0)
+        self._num_tokens = np.zeros(0, np.int64)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    @property
+    def num_unstarted(self) -> int:
+        """Sequences that the engine has not begun to compute."""
+        return self._num_unstarted
+
+    def submitted(self, requests: Sequence[Request]) -> None:
+        """Requests are on their way to the engine."""
+        now = time.monotonic()
+        for request in requests:
+            choices = set(range(request.params.n))
+            self._open[request.handle] = _OpenRequest(
+                request.request_id,
+                request.arrival_time or now,
+                len(request.prompt_token_ids),
+                choices,
+                set(choices),
+            )
+            self._num_unstarted += len(choices)
+            for choice in choices:
+                self._slots[request.handle << _CHOICE_BITS | choice] = self._take_slot()
+        self._metrics.requests_started.add(len(requests))
+
+    def delivered(self, batch: OutputBatch) -> None:
+        """One step's outputs have arrived."""
+        for started in batch.started:
+            self._started(started.handle, started.choice, started.queue_seconds)
+        if len(batch.token_ids):
+            self._observe_tokens(batch)
+        for index in np.flatnonzero(batch.finish).tolist():
+            reason = FinishReason(int(batch.finish[index])).openai or "error"
+            self.ended(int(batch.handles[index]), int(batch.choices[index]), reason)
+        for failure in batch.failures:
+            self.ended(failure.handle, failure.choice, "error")
+
+    def ended(self, handle: int, choice: int, reason: str) -> None:
+        """A sequence (choice -1: all of a request's) has ended; later reports are ignored."""
+        request = self._open.get(handle)
+        if request is None:
+            return
+        ending = request.open_choices & ({choice} if choice >= 0 else request.open_choices)
+        if not ending:
+            return
+        for each in ending:
+            slot = self._slots.pop(handle << _CHOICE_BITS | each)
+            request.num_tokens += int(self._num_tokens[slot])
+            self._free.append(slot)
+        self._num_unstarted -= len(request.unstarted & ending)
+        request.unstarted -= ending
+        request.open_choices -= ending
+        request.severity = max(request.severity, FINISH_REASONS.index(reason))
+        if not request.open_choices:
+            del self._open[handle]
+            self._close(request)
+
+    def fail_all(self) -> None:
+        """The engine is gone: every open request ends with an error."""
+        for handle in list(self._open):
+            self.ended(handle, -1, "error")
+
+    def take_stats(self, stats: EngineStats) -> None:
+        """Take over the engine's own gauges and totals."""
+        metrics = self._metrics
+        metrics.running.set(stats.num_running)
+        metrics.waiting.set(stats.num_waiting)
+        metrics.kv_usage.set(stats.kv_usage)
+        metrics.steps.raise_to(stats.num_steps)
+        metrics.step_seconds.raise_to(stats.step_seconds)
+        metrics.preemptions.raise_to(stats.num_preemptions)
+        metrics.prefix_queries.raise_to(stats.prefix_queries)
+        metrics.prefix_hits.raise_to(stats.prefix_hits)
+
+    def check(self) -> None:
+        """Assert that the ledgers agree."""
+        choices = sum(len(r.open_choices) for r in self._open.values())
+        assert choices == len(self._slots)
+        assert self._num_unstarted == sum(len(r.unstarted) for r in self._open.values())
+        assert len(self._slots) + len(self._free) == len(self._num_tokens)
+
+    def _started(self, handle: int, choice: int, queue_seconds: float) -> None:
+        request = self._open.get(handle)
+        if request is None or choice not in request.unstarted:
+            return
+        if len(request.unstarted) == len(request.open_choices):
+            self._metrics.prompt_tokens.add(request.prompt_len)
+        request.unstarted.remove(choice)
+        self._num_unstarted -= 1
+        self._metrics.queue.observe([queue_seconds])
+
+    def _observe_tokens(self, batch: OutputBatch) -> None:
+        self._metrics.generation_tokens.add(len(batch.token_ids))
+        keys = (batch.handles.astype(np.int64) << _CHOICE_BITS) | batch.choices
+        find = self._slots.get
+        slots = np.array([find(key, -1) for key in keys.tolist()], np.int64)
+        known = (slots >= 0) & (batch.counts > 0)
+        slots, counts = slots[known], batch.counts[known]
+        now = time.monotonic()
+        last = self._last_token_time[slots]
+        first = last == 0.0
+        # Tokens that arrive together share the time since the token before them.
+        gaps = (now - last[~first]) / counts[~first]
+        self._metrics.itl.observe(np.repeat(gaps, counts[~first]))
+        if first.any():
+            handles = batch.handles[known][first].tolist()
+            self._metrics.ttft.observe([now - self._open[h].arrival for h in handles])
+        self._last_token_time[slots] = now
+        self._num_tokens[slots] += counts
+
+    def _close(self, request: _OpenRequest) -> None:
+        metrics = self._metrics
+        reason = FINISH_REASONS[request.severity]
+        seconds = time.monotonic() - request.arrival
+        metrics.requests_finished.add(1, reason)
+        metrics.e2e.observe([seconds])
+        metrics.request_prompt.observe([request.prompt_len])
+        metrics.request_generation.observe([request.num_tokens])
+        if self._log_requests:
+            logger.info(
+                "request %s: %d prompt tokens, %d generated, %s, %.3f s",
+                request.request_id,
+                request.prompt_len,
+                request.num_tokens,
+                reason,
+                seconds,
+            )
+
+    def _take_slot(self) -> int:
+        if not self._free:
+            size = len(self._num_tokens)
+            grown = max(64, size)
+            self._last_token_time = np.concatenate([self._last_token_time, np.zeros(grown)])
+            self._num_tokens = np.concatenate([self._num_tokens, np.zeros(grown, np.int64)])
+            self._free.extend(range(size + grown - 1, size - 1, -1))
+        slot = self._free.pop()
+        self._last_token_time[slot] = 0.0
+        self._num_tokens[slot] = 0
+        return slot

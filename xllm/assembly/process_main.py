@@ -1,0 +1,102 @@
+"""The engine process: ``python -m xllm.assembly.process_main FD``. Only a server starts it.
+
+It dies with its server: a thread waits for the end of the control link, and once connected the
+kernel kills it when its parent is gone. Signals of the terminal are the server's business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from xllm.assembly.control_link import EngineEnd, Launch
+from xllm.assembly.engine import Engine, build_engine
+from xllm.core.channels import ServerChannel
+from xllm.core.channels.address import remove_socket_folder
+from xllm.core.messages.engine import Hello, ToEngine
+from xllm.core.messages.server import EngineDead
+from xllm.core.observability.logging import configure_logging, get_logger
+
+logger = get_logger("xllm.assembly.process_main")  # __name__ is __main__ here
+
+_PR_SET_PDEATHSIG = 1
+# A server that started us connects at once; one that does not within this time never will.
+_HELLO_SECONDS = 30.0
+
+
+class _BadSettingError(Exception):
+    """The engine cannot start as asked; the message is for people."""
+
+
+class ParentWatch(threading.Thread):
+    """Answers pings; when the server is gone, leaves nothing behind and ends the process.
+
+    ``step_seconds`` tells how long the running step has taken; the loop's owner sets it.
+    """
+
+    def __init__(self, link: EngineEnd, socket_folder: Path) -> None:
+        super().__init__(name="parent-watch", daemon=True)
+        self._link = link
+        self._socket_folder = socket_folder
+        self.step_seconds: Callable[[], float] = lambda: 0.0
+
+    def run(self) -> None:
+        """Serve the control link until its end."""
+        self._link.serve(lambda: self.step_seconds())
+        remove_socket_folder(self._socket_folder)
+        os._exit(0)
+
+
+def main() -> int:
+    """Run one engine until its server closes the link; returns the exit code."""
+    link = EngineEnd(int(sys.argv[1]))
+    launch = link.read_launch()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    configure_logging(launch.config.observability.log_level)
+    watch = ParentWatch(link, Path(launch.socket_folder))
+    watch.start()
+    channel = ServerChannel(launch.address, launch.peer_id, ToEngine)
+    channel.open()
+    try:
+        _connect(channel, launch)
+        engine = _build(channel, launch)
+        watch.step_seconds = lambda: engine.loop.running_seconds
+        channel.send(engine.ready)
+        engine.loop.run()
+    except _BadSettingError as error:
+        channel.send(EngineDead(str(error)))
+        return 1
+    except Exception as error:
+        logger.exception("the engine ends")
+        channel.send(EngineDead(f"{type(error).__name__}: {error}"))
+        return 1
+    finally:
+        channel.close()
+    return 0
+
+
+def _build(channel: ServerChannel, launch: Launch) -> Engine:
+    try:
+        return build_engine(launch.config, launch.files, channel, channel, channel.send)
+    except (ValueError, MemoryError) as error:
+        raise _BadSettingError(str(error)) from error
+
+
+def _connect(channel: ServerChannel, launch: Launch) -> None:
+    messages = channel.receive(_HELLO_SECONDS)
+    if not any(isinstance(message, Hello) for message in messages):
+        raise RuntimeError("the server did not connect")
+    remove_socket_folder(Path(launch.socket_folder))
+    # From here on there is nothing to clean up, so the kernel may end us without notice.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

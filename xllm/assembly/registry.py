@@ -1,0 +1,39 @@
+"""Serving families by name: each is a module of this package with a ``build`` function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from xllm.core.config import XllmConfig
+from xllm.core.messages.server import EngineProgress
+from xllm.core.utils.registry import Registry
+
+if TYPE_CHECKING:
+    from xllm.assembly.llm import ServingStack
+
+FAMILIES = Registry(
+    "xllm.assembly",
+    "serving family",
+    exclude=(
+        *("control_link", "engine", "engine_client", "inproc", "launcher", "observer"),
+        *("process_main", "registry", "resolve", "stats_log", "text"),
+    ),
+)
+
+
+def build(
+    config: XllmConfig, on_progress: Callable[[EngineProgress], None], family: str = "llm"
+) -> ServingStack:
+    """Build the serving stack of a family; nothing is loaded before its ``start``.
+
+    Args:
+        config: what was asked for.
+        on_progress: told of every phase of the start-up.
+        family: the kind of model that is served.
+
+    Raises:
+        ValueError: no such family.
+    """
+    stack: ServingStack = FAMILIES.load(family).build(config, on_progress)
+    return stack

@@ -1,0 +1,53 @@
+"""The text side of a model: what turns requests into token ids and back, for every door."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from xllm.core.config import XllmConfig
+from xllm.core.config.files import ModelFiles
+from xllm.core.messages.server import EngineReady
+from xllm.frontend.intake import Limits, RequestFactory, SamplingDefaults, end_token_ids
+from xllm.frontend.output import OutputProcessor
+from xllm.frontend.text import ChatTemplate, Tokenizer, load_chat_template, load_tokenizer
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelText:
+    """Tokenizer, chat template, end tokens and sampling defaults of one model."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    eos_token_ids: tuple[int, ...]
+    defaults: SamplingDefaults
+
+    def request_factory(self, config: XllmConfig, ready: EngineReady) -> RequestFactory:
+        """Intake within the server's limits and the engine's sizes."""
+        return RequestFactory(
+            self.tokenizer,
+            Limits.from_config(config.server, ready.max_model_len, ready.vocab_size),
+            chat_template=self.chat_template,
+            defaults=self.defaults,
+            eos_token_ids=self.eos_token_ids,
+            seed=config.model.seed,
+        )
+
+    def output_processor(self) -> OutputProcessor:
+        """Engine outputs to text."""
+        return OutputProcessor(self.tokenizer, self.eos_token_ids)
+
+
+def load_text(config: XllmConfig, files: ModelFiles) -> ModelText:
+    """Load the text side. Blocks; imports no torch.
+
+    Raises:
+        ValueError: the model brings no tokenizer, or a file of it cannot be used.
+    """
+    tokenizer = load_tokenizer(files)
+    with_defaults = config.model.generation_config == "auto"
+    return ModelText(
+        tokenizer,
+        load_chat_template(files, tokenizer),
+        end_token_ids(files, tokenizer),
+        SamplingDefaults.from_generation_config(files.generation_config if with_defaults else {}),
+    )

@@ -1,0 +1,51 @@
+"""How many requests are being answered, and the moment when none is."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class Activity:
+    """Counts requests from their headers to the last byte of their answers."""
+
+    def __init__(self) -> None:
+        self.num_active = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def enter(self) -> None:
+        """A request has begun."""
+        self.num_active += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        """A request is answered."""
+        self.num_active -= 1
+        if not self.num_active:
+            self._idle.set()
+
+    async def wait_idle(self, timeout_seconds: float) -> bool:
+        """Whether everything was answered within the time."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_seconds)
+        except TimeoutError:
+            return False
+        return True
+
+
+class ActivityMiddleware:
+    """ASGI middleware that keeps an ``Activity``."""
+
+    def __init__(self, app: ASGIApp, activity: Activity) -> None:
+        self._app = app
+        self._activity = activity
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count the request while it is answered."""
+        self._activity.enter()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._activity.leave()

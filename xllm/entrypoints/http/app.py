@@ -1,0 +1,50 @@
+"""The web application: every route of the catalogue behind the same guard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import Depends, FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+from xllm.core.config import ServerConfig
+from xllm.core.utils.registry import Registry
+from xllm.entrypoints.http.activity import Activity, ActivityMiddleware
+from xllm.entrypoints.http.errors import ErrorBoundary, install_handlers
+from xllm.entrypoints.http.security import ApiKeys, cors_options, require_key
+
+if TYPE_CHECKING:
+    from xllm.assembly.llm import ServingStack
+
+ROUTES = Registry("xllm.entrypoints.http.routes", "route")
+
+
+def create_app(stack: ServingStack, config: ServerConfig, activity: Activity) -> FastAPI:
+    """Build the application.
+
+    A route module has a ``router`` and, when it belongs to administration, ``ADMIN = True``: such
+    a module is served only with ``enable_admin``.
+
+    Args:
+        stack: what answers; it may still be loading.
+        config: keys, origins and limits.
+        activity: counts the requests being answered.
+    """
+    # Bodies are decoded by us (a broken one is 400, not 422), so there is no generated schema.
+    app = FastAPI(openapi_url=None, redirect_slashes=False, root_path=config.root_path)
+    app.state.stack = stack
+    app.state.config = config
+    app.state.activity = activity
+    app.state.api_keys = ApiKeys(config.api_key)
+    guard = [Depends(require_key)]
+    for name in ROUTES.names():
+        module = ROUTES.load(name)
+        if config.enable_admin or not getattr(module, "ADMIN", False):
+            app.include_router(module.router, dependencies=guard)
+    install_handlers(app)
+    # The last one added is the outermost.
+    app.add_middleware(ErrorBoundary)
+    if config.allowed_origins:
+        app.add_middleware(CORSMiddleware, **cors_options(config.allowed_origins))
+    app.add_middleware(ActivityMiddleware, activity=activity)
+    return app

@@ -1,0 +1,89 @@
+"""Every error leaves in the OpenAI envelope, whoever raised it."""
+
+from __future__ import annotations
+
+import http
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from xllm.core.observability.logging import get_logger
+from xllm.frontend.protocol.errors import RequestError
+
+logger = get_logger(__name__)
+
+# Headers that go with a status; Retry-After says in seconds when to try again.
+_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    429: {"Retry-After": "1"},
+    503: {"Retry-After": "5"},
+}
+
+
+def request_error(error: Exception) -> RequestError:
+    """What a client may know of any exception; unexpected ones are logged and hidden."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, TimeoutError):
+        return RequestError(504, "the request took longer than --request-timeout allows")
+    logger.error("a request failed unexpectedly", exc_info=error)
+    return RequestError(500, "internal error; the server log has the details")
+
+
+def error_response(error: Exception) -> Response:
+    """The error answer of any exception."""
+    known = request_error(error)
+    return Response(
+        msgspec.json.encode(known.body()),
+        known.status,
+        _HEADERS.get(known.status),
+        media_type="application/json",
+    )
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Give the framework's own errors (404, 405, ...) the envelope too."""
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = error.detail
+        if message == http.HTTPStatus(error.status_code).phrase:
+            message = f"{message}: {request.method} {request.url.path}"
+        response = error_response(RequestError(error.status_code, message))
+        response.headers.update(error.headers or {})
+        return response
+
+    async def on_request_error(request: Request, error: Exception) -> Response:
+        return error_response(error)
+
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestError, on_request_error)
+    app.add_exception_handler(TimeoutError, on_request_error)
+
+
+class ErrorBoundary:
+    """ASGI middleware: an unforeseen exception becomes a 500 envelope and one log record."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application inside the boundary."""
+        started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            response = error_response(error)
+            if not started:
+                await response(scope, receive, send)

@@ -1,0 +1,180 @@
+"""A server's life: bind, load, serve, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+
+from xllm.assembly.engine_client import EngineFailed
+from xllm.assembly.llm import ServingStack
+from xllm.assembly.registry import build
+from xllm.core.config import ServerConfig, XllmConfig
+from xllm.core.observability.logging import configure_logging, get_logger
+from xllm.entrypoints.http.activity import Activity
+from xllm.entrypoints.http.app import create_app
+from xllm.entrypoints.http.security import GuardedHttpProtocol
+from xllm.entrypoints.http.startup import StartupReport
+
+logger = get_logger(__name__)
+
+_KEEP_ALIVE_SECONDS = 75
+_BACKLOG = 2048
+# A server whose engine died answers 503 this long, so that probes see it, then exits.
+_DEAD_SECONDS = 5.0
+
+
+def serve(config: XllmConfig) -> int:
+    """Serve until told to stop; returns the process's exit code.
+
+    A start that fails (port in use, no such model, no memory) prints one line and returns 1.
+    """
+    configure_logging(config.observability.log_level)
+    _raise_file_limit()
+    try:
+        listener = bind(config.server)
+        with contextlib.closing(listener):
+            return uvloop.run(_Server(config, listener).run())
+    except (ValueError, EngineFailed) as error:
+        print(f"xllm: error: {error}", file=sys.stderr)
+        return 1
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A listening socket, so that a port in use fails before anything is loaded.
+
+    Raises:
+        ValueError: the address is taken or not ours; the message names host and port.
+    """
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, proto)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise ValueError(
+            f"--port {config.port} on {config.host} cannot be used: {error.strerror}"
+        ) from None
+    return listener
+
+
+class _Server:
+    """One run of the server; signals and the engine's death meet in ``_stop``."""
+
+    def __init__(self, config: XllmConfig, listener: socket.socket) -> None:
+        self._config = config
+        self._listener = listener
+        self._stop = asyncio.Event()
+        self._report = StartupReport()
+        self._stack: ServingStack = build(config, self._report.progress)
+        self._activity = Activity()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        self._report.banner(self._config)
+        web = WebServer(create_app(self._stack, self._config.server, self._activity))
+        serving = asyncio.create_task(web.serve(sockets=[self._listener]))
+        try:
+            return await self._live()
+        finally:
+            web.stop()
+            await self._stack.close()
+            await serving
+
+    async def _live(self) -> int:
+        starting = asyncio.create_task(self._stack.start())
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            return 0
+        ready = starting.result()
+        host, port = self._listener.getsockname()[:2]
+        self._report.ready(ready, self._config, f"http://{_url_host(host)}:{port}")
+        dying = asyncio.create_task(self._stack.died.wait())
+        await asyncio.wait({dying, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if dying.done():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), _DEAD_SECONDS)
+            return 1
+        dying.cancel()
+        await self._drain()
+        return 0
+
+    async def _drain(self) -> None:
+        timeout = self._config.server.shutdown_timeout
+        self._stack.drain()
+        logger.info("draining: %d requests, at most %g s", self._activity.num_active, timeout)
+        if not await self._activity.wait_idle(timeout):
+            logger.warning("ending %d unfinished requests", self._activity.num_active)
+            self._stack.fail_open("the server is shutting down")
+            await self._activity.wait_idle(1.0)
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._stack.kill()
+            os._exit(1)
+        self._stop.set()
+
+
+class WebServer(uvicorn.Server):
+    """uvicorn without its signal handling and its ten ticks a second."""
+
+    def __init__(self, app: object) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,  # type: ignore[arg-type]
+                http=GuardedHttpProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=1,
+                backlog=_BACKLOG,
+            )
+        )
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Close the listener and every connection."""
+        self._stopping.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+        """Signals are the lifecycle's."""
+        yield
+
+    async def main_loop(self) -> None:
+        """Sleep until the end."""
+        await self._stopping.wait()
+
+
+def _url_host(host: str) -> str:
+    if host in ("0.0.0.0", "::"):
+        return "localhost"
+    return f"[{host}]" if ":" in host else host
+
+
+def _raise_file_limit() -> None:
+    """Every connection is a descriptor, and the usual soft limit of 1,024 is too few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

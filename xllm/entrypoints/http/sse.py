@@ -1,0 +1,83 @@
+"""Server-sent events: the hot path of a streaming answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from xllm.entrypoints.http.errors import request_error
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # proxies must not hold events back
+]
+_DONE = b"data: [DONE]\n\n"
+_encoder = msgspec.json.Encoder()
+
+
+def encode_events(chunks: list[Any]) -> bytes:
+    """The wire form of chunks that arrived together, in one piece."""
+    encode = _encoder.encode
+    return b"".join([b"data: " + encode(chunk) + b"\n\n" for chunk in chunks])
+
+
+class SseResponse(Response):
+    """Streams lists of chunks as events and ends with ``[DONE]``.
+
+    The response has a task of its own and its stream's queue is its own, so a client that does
+    not read stalls this answer alone; what piles up meanwhile leaves in one write. An error after
+    the headers becomes one ``{"error": ...}`` event, then the stream closes without ``[DONE]``.
+
+    Args:
+        chunks: yields lists of message structs; closed when the client goes away.
+        timeout_seconds: longest life of the stream; None for no limit.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncIterator[list[Any]],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self._chunks = chunks
+        self._timeout_seconds = timeout_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream until the end, the timeout or the client's departure."""
+        stream = asyncio.create_task(self._stream(send))
+        gone = asyncio.create_task(wait_for_disconnect(receive))
+        try:
+            await asyncio.wait({stream, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            stream.cancel()
+            # The cancelled stream's generator aborts its request in the engine on the way out.
+            await asyncio.gather(stream, gone, return_exceptions=True)
+
+    async def _stream(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        tail = _DONE
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                async for chunks in self._chunks:
+                    body = encode_events(chunks)
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+        except Exception as error:
+            tail = encode_events([request_error(error).body()])
+        finally:
+            await self._chunks.aclose()  # type: ignore[attr-defined]
+        await send({"type": "http.response.body", "body": tail})
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,64 @@
+"""What people see while a server starts: phases with seconds, a progress bar, a ready line."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from xllm.core.config import XllmConfig
+from xllm.core.messages.server import EngineProgress, EngineReady
+from xllm.core.observability.logging import escape_controls
+from xllm.version import __version__
+
+_BAR_WIDTH = 30
+
+
+class StartupReport:
+    """Writes the start-up story to stderr; a bar only where a terminal can show one."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._phase = ""
+        self._phase_begin = self._begin
+        self._terminal = sys.stderr.isatty()
+
+    def banner(self, config: XllmConfig) -> None:
+        """The first line."""
+        self._line(f"xLLM {__version__}: {escape_controls(config.model.model)}")
+
+    def progress(self, message: EngineProgress) -> None:
+        """A phase has begun, or got further."""
+        if message.phase != self._phase:
+            self._end_phase()
+            self._phase, self._phase_begin = message.phase, time.monotonic()
+        if self._terminal:
+            bar = ""
+            if message.fraction >= 0:
+                filled = "#" * round(_BAR_WIDTH * min(message.fraction, 1.0))
+                bar = f" [{filled:.<{_BAR_WIDTH}}] {message.fraction:4.0%}"
+            print(f"\r\x1b[K  {message.phase}{bar}", end="", file=sys.stderr, flush=True)
+
+    def ready(self, ready: EngineReady, config: XllmConfig, url: str) -> None:
+        """The last lines: capacity, addresses and what to try next."""
+        self._end_phase()
+        self._line(
+            f"  KV cache: {ready.num_kv_tokens:,} tokens, "
+            f"{ready.max_concurrency:.1f} sequences of {ready.max_model_len:,} tokens at once"
+        )
+        self._line(f"ready in {time.monotonic() - self._begin:.1f} s: {url}/v1  (health: /health)")
+        key = " -H 'Authorization: Bearer KEY'" if config.server.api_key else ""
+        body = f'{{"model": "{config.model.api_name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'  # noqa: E501
+        self._line(
+            f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} "
+            f"-d '{body}'"
+        )
+
+    def _end_phase(self) -> None:
+        if self._phase:
+            seconds = time.monotonic() - self._phase_begin
+            clear = "\r\x1b[K" if self._terminal else ""
+            self._line(f"{clear}  {self._phase}: {seconds:.1f} s")
+            self._phase = ""
+
+    def _line(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
