@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import numpy.typing as npt
 
 from xllm.core.utils.arrays import Int32Array
 from xllm.kv_cache.blocks.appended import AppendLog
@@ -11,6 +14,7 @@ from xllm.kv_cache.blocks.table import BlockTable, Rows
 from xllm.kv_cache.layout import CacheGroup, CacheSpec
 from xllm.kv_cache.layout.sizing import blocks_for
 from xllm.kv_cache.prefix import BlockKeys, PrefixCache
+from xllm.kv_cache.prefix.keys import TOKEN_DTYPE
 from xllm.kv_cache.prefix.match import first_visible_block
 
 NEVER = np.iinfo(np.int32).max
@@ -60,16 +64,44 @@ class GroupBlocks:
         self.log.add_each(rows.astype(np.int32), starts, blocks)
 
     def publish(
-        self, row: int, num_computed: int, keys: BlockKeys, tokens: Int32Array, limit: int
+        self,
+        rows: Rows,
+        num_computed: Int32Array,
+        limits: Int32Array,
+        keys: Sequence[BlockKeys | None],
+        token_ids: npt.NDArray[np.int32],
     ) -> None:
-        """Let the prefix cache learn the row's full blocks."""
+        """Let the prefix cache learn the full blocks of rows that are due.
+
+        Args:
+            rows: (N,) rows with ``num_computed >= publish_at``.
+            num_computed: (N,) computed tokens of known id.
+            limits: (N,) tokens after which blocks are not published.
+            keys: of every row.
+            token_ids: (num_rows, max_model_len) token table.
+        """
         size = self.block_size
-        first = int(self.publish_at[row]) // size - 1
-        full = min(num_computed, limit) // size
-        chain = keys.upto(full, size, tokens)
-        for index in range(first, full):
-            self.cache.insert(chain[index + 1], int(self.table.ids[row, index]))
-        self._set_publish(row, full, limit)
+        first = self.publish_at[rows] // size - 1
+        full = np.minimum(num_computed, limits) // size
+        while rows.size:
+            at = (first * size)[:, None] + np.arange(size)
+            raw = token_ids[rows[:, None], at].astype(TOKEN_DTYPE, copy=False).tobytes()
+            stride = len(raw) // rows.size
+            insert = self.cache.insert
+            for place, (row, index, block) in enumerate(
+                zip(
+                    rows.tolist(), first.tolist(), self.table.ids[rows, first].tolist(), strict=True
+                )
+            ):
+                row_keys = keys[row]
+                assert row_keys is not None
+                at_byte = place * stride
+                insert(row_keys.at(index, size, raw[at_byte : at_byte + stride]), block)
+            first = first + 1
+            next_at = (first + 1) * size
+            self.publish_at[rows] = np.where(next_at <= limits, next_at, NEVER)
+            more = first < full
+            rows, first, full, limits = rows[more], first[more], full[more], limits[more]
 
     def release_outside_window(self, row: int, num_computed: int) -> None:
         """Release the blocks that no token from ``num_computed`` on can see."""

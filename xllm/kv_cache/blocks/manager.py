@@ -190,11 +190,8 @@ class BlockManager:
         for group in self._groups:
             due = num_computed >= group.publish_at[rows]
             if due.any():
-                for row, count in zip(rows[due].tolist(), num_computed[due].tolist(), strict=True):
-                    keys = self._keys[row]
-                    assert keys is not None
-                    limit = int(self._publish_limit[row])
-                    group.publish(row, count, keys, token_ids[row], limit)
+                limits = self._publish_limit[rows[due]]
+                group.publish(rows[due], num_computed[due], limits, self._keys, token_ids)
             if group.spec.window is None:
                 continue
             due = num_computed >= group.release_at[rows]

@@ -16,6 +16,7 @@ import numpy as np
 
 from xllm.core.utils.arrays import Int32Array
 
+TOKEN_DTYPE = np.dtype("<i4")  # of token ids inside a key
 _DOMAIN = b"xllm.kv-prefix.v1"
 
 
@@ -92,19 +93,25 @@ class BlockKeys:
         chain = self._chains[block_size]
         first = len(chain) - 1
         if first < num_blocks:
-            tokens = np.ascontiguousarray(
-                token_ids[first * block_size : num_blocks * block_size], dtype="<i4"
-            ).tobytes()
-            stride = 4 * block_size
-            parent = chain[-1]
-            for index in range(num_blocks - first):
-                hasher = hashlib.sha256(parent)
-                hasher.update(tokens[index * stride : (index + 1) * stride])
-                if self._starts:
-                    hasher.update(self._media_in((first + index) * block_size, block_size))
-                parent = hasher.digest()
-                chain.append(parent)
+            tokens = token_ids[first * block_size : num_blocks * block_size]
+            raw = np.ascontiguousarray(tokens, dtype=TOKEN_DTYPE).tobytes()
+            stride = TOKEN_DTYPE.itemsize * block_size
+            for index in range(first, num_blocks):
+                at = (index - first) * stride
+                self.at(index, block_size, raw[at : at + stride])
         return chain
+
+    def at(self, index: int, block_size: int, raw: bytes) -> bytes:
+        """The key of block ``index``; those of all blocks before it are known.
+
+        Args:
+            raw: its tokens as ``TOKEN_DTYPE`` bytes.
+        """
+        chain = self._chains[block_size]
+        if len(chain) == index + 1:
+            media = self._media_in(index * block_size, block_size) if self._starts else b""
+            chain.append(hashlib.sha256(chain[index] + raw + media).digest())
+        return chain[index + 1]
 
     def _media_in(self, start: int, block_size: int) -> bytes:
         """Digests of the media items that reach into the block, with their offsets in it."""
