@@ -10,6 +10,7 @@ MurmurHash3, keyed twice, spreads the token id on the device.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from xllm.core.utils.arrays import Int32Array, Int64Array
@@ -64,10 +65,11 @@ def exponential(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     return draws.log1p_().neg_()
 
 
-def _mix_64(state: np.ndarray) -> np.ndarray:
+def _mix_64(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     state = (state ^ (state >> np.uint64(30))) * _MIX_64_A
     state = (state ^ (state >> np.uint64(27))) * _MIX_64_B
-    return state ^ (state >> np.uint64(31))
+    mixed: npt.NDArray[np.uint64] = state ^ (state >> np.uint64(31))
+    return mixed
 
 
 def _xor_shift_(x: torch.Tensor, bits: int, spare: torch.Tensor) -> None:

@@ -22,6 +22,8 @@ from xllm.kv_cache.layout import (
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# Attention backend of --attention-backend auto; "torch" runs on every platform through ops.
+_BEST_BACKEND = {"cuda": "triton"}
 # A CPU shares its memory with everything else on the machine, so it takes no share of it unasked.
 _CPU_CACHE_BYTES = 4 << 30
 
@@ -41,12 +43,12 @@ def attention_backend(config: ExecutionConfig, platform: Platform) -> str:
     """Name of the attention backend to load."""
     if config.attention_backend != "auto":
         return config.attention_backend
-    return platform.attention_backend
+    return _BEST_BACKEND.get(platform.name, "torch")
 
 
 def resolve_dtype(name: str, platform: Platform) -> torch.dtype:
     """The type of weights and activations that ``--dtype`` means on this device."""
-    return platform.fast_dtype() if name == "auto" else _DTYPES[name]
+    return platform.default_dtype if name == "auto" else _DTYPES[name]
 
 
 def cache_demand(config: SchedulerConfig, max_model_len: int) -> CacheDemand:

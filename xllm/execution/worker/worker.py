@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -27,8 +25,6 @@ from xllm.kv_cache.storage import CacheStorage
 from xllm.modeling.attention import AttentionBackend, cache_groups, load_backend
 from xllm.modeling.models.decoder import CausalLM
 from xllm.modeling.weights.loader import load_model
-
-logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]  # phase, fraction 0..1
 
@@ -64,7 +60,6 @@ class Worker:
         self._started: _Started | None = None
         # Rows whose request does not fit the model, with the reason: they fail when they sample.
         self._refused: dict[int, str] = {}
-        self.phases: dict[str, float] = {}  # start-up phase -> seconds
 
     @property
     def healthy(self) -> bool:
@@ -85,7 +80,7 @@ class Worker:
         platform = resources.open_platform(execution)
         self._device = platform.device
         backend = load_backend(resources.attention_backend(execution, platform))
-        model = self._timed("load weights", self._load, platform)
+        model = self._load(platform)
         groups = resources.size_cache(
             cache_groups(
                 model,
@@ -96,8 +91,8 @@ class Worker:
             resources.cache_demand(self._config.scheduler, model.config.max_len),
             platform,
         )
-        self._timed("allocate KV cache", self._allocate, model, backend, groups)
-        self._timed("warm up", self._warm_up, groups, model.config.max_len)
+        self._allocate(model, backend, groups)
+        self._warm_up(groups, model.config.max_len)
         return WorkerInfo(
             cache_groups=groups,
             vocab_size=model.vocab_size,
@@ -110,17 +105,10 @@ class Worker:
         """Give back device and memory. Further calls do nothing."""
         self._started = None
 
-    def _timed(self, phase: str, action: Callable[..., object], *args: object) -> object:
-        self._progress(phase, 0.0)
-        begin = time.perf_counter()
-        result = action(*args)
-        self.phases[phase] = time.perf_counter() - begin
-        self._progress(phase, 1.0)
-        return result
-
     def _load(self, platform: Platform) -> CausalLM:
         config = self._config.model
         phase = "load weights"
+        self._progress(phase, 0.0)
         with self._device:
             return load_model(
                 self._files,
@@ -134,6 +122,7 @@ class Worker:
     def _allocate(
         self, model: CausalLM, backend: AttentionBackend, groups: tuple[CacheGroup, ...]
     ) -> None:
+        self._progress("allocate KV cache", 0.0)
         max_rows = self._config.scheduler.max_num_seqs
         storage = CacheStorage.allocate(groups, backend, model.dtype, self._device)
         executor = Executor(model, storage, backend)
@@ -149,6 +138,7 @@ class Worker:
         )
 
     def _warm_up(self, groups: tuple[CacheGroup, ...], max_model_len: int) -> None:
+        self._progress("warm up", 0.0)
         scheduler = self._config.scheduler
         for plan in warmup_plans(
             groups, scheduler.max_num_seqs, scheduler.max_num_batched_tokens, max_model_len
