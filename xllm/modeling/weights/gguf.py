@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import mmap
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -80,23 +83,28 @@ class GgufCheckpoint:
             # Copy-on-write, never written: torch takes no read-only buffer. Tensors hold the map.
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         data = torch.frombuffer(mapped, dtype=torch.uint8)
-        # One buffer for all tensors: faulting in fresh memory costs more than dequantizing.
-        largest = max((math.prod(self._entries[name].shape) for name in ordered), default=0)
-        buffer = torch.empty(largest, dtype=torch.float32)
-        for name in ordered:
-            offset = self._entries[name].offset
-            yield name, self._read(name, data[offset : offset + self.num_bytes(name)], buffer)
+        # Whole tensors side by side, each on one thread: the ops are too small to share out.
+        num_threads = torch.get_num_threads()
+        with _one_thread_per_op(), ThreadPoolExecutor(num_threads) as pool:
+            pending: deque[tuple[str, Future[Tensor]]] = deque()
+            for name in ordered:
+                pending.append((name, pool.submit(self._read, name, data)))
+                if len(pending) > num_threads:
+                    done, future = pending.popleft()
+                    yield done, future.result()
+            for done, future in pending:
+                yield done, future.result()
 
-    def _read(self, name: str, raw: Tensor, buffer: Tensor) -> Tensor:
-        shape, fmt = self._entries[name].shape, self._formats[name]
+    def _read(self, name: str, data: Tensor) -> Tensor:
+        entry, fmt = self._entries[name], self._formats[name]
+        raw = data[entry.offset : entry.offset + self.num_bytes(name)]
         layer = name.split(".")[-2]
         if layer in self._heads:
-            raw = _deinterleave(raw.view(shape[0], -1), self._heads[layer])
-        tensor = buffer[: math.prod(shape)]
-        _expand(raw.reshape(-1, fmt.num_bytes), fmt, tensor.view(-1, fmt.num_values))
+            raw = _deinterleave(raw.view(entry.shape[0], -1), self._heads[layer])
+        tensor = _expand(raw.reshape(-1, fmt.num_bytes), fmt).view(entry.shape)
         if self._norm_offset and layer.endswith("norm"):
             tensor.sub_(self._norm_offset)
-        return tensor.view(shape)
+        return tensor
 
     def _format(self, tensor: GgufTensor) -> BlockFormat:
         fmt = block_format(tensor.type_id)
@@ -126,8 +134,21 @@ def _deinterleave(rows: Tensor, num_heads: int) -> Tensor:
     return paired.transpose(1, 2).reshape(rows.shape)
 
 
-def _expand(blocks: Tensor, fmt: BlockFormat, out: Tensor) -> None:
-    """uint8 (N, num_bytes) -> float32 ``out`` (N, num_values)."""
+def _expand(blocks: Tensor, fmt: BlockFormat) -> Tensor:
+    """uint8 (N, num_bytes) -> float32 (N, num_values)."""
+    out = torch.empty(blocks.shape[0], fmt.num_values, dtype=torch.float32)
     step = _CHUNK_VALUES // fmt.num_values
     for start in range(0, blocks.shape[0], step):
         out[start : start + step] = fmt.expand(blocks[start : start + step])
+    return out
+
+
+@contextmanager
+def _one_thread_per_op() -> Iterator[None]:
+    """Torch's own threading off, here and in threads started meanwhile."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
