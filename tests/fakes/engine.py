@@ -12,6 +12,7 @@ from tests.fakes.model import ReferenceModel
 from tests.fakes.worker import FakeWorker, make_groups
 from xllm.control.engine import EngineLoop, OverlapEngineLoop
 from xllm.control.scheduler import build_scheduler
+from xllm.control.scheduler.build import cache_demand
 from xllm.core.config import CacheConfig, SchedulerConfig
 from xllm.core.messages.engine import ToEngine
 from xllm.core.messages.server import (
@@ -25,6 +26,7 @@ from xllm.core.messages.server import (
 from xllm.core.request.finish import FinishReason
 from xllm.core.request.request import Request
 from xllm.core.request.sampling import SamplingParams
+from xllm.kv_cache.layout import capacity_tokens
 
 
 def make_request(
@@ -119,6 +121,8 @@ class FakeEngine:
             CacheConfig(enable_prefix_caching=enable_prefix_caching),
             self.worker.start(),
         )
+        demand = cache_demand(SchedulerConfig(**config), max_model_len)
+        self.capacity_tokens = capacity_tokens(groups, demand)
         self.inbox, self.outbox = ListInbox(), ListOutbox()
         loop = OverlapEngineLoop if overlap else EngineLoop
         ready = EngineReady("fake", max_model_len, vocab_size, 0, 0.0)

@@ -66,7 +66,7 @@ class Sequence:
     priority: int  # 0 under fcfs
     tokens: Int32Array | None
     keys: BlockKeys | None  # None: its blocks are not remembered
-    status: Status = Status.WAITING
+    status: Status = Status.PARKED
     row: int = -1
     started: bool = False  # was scheduled before
 
