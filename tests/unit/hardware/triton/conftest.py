@@ -1,4 +1,4 @@
-"""Without a GPU, Triton kernels run in its interpreter; it must be on before kernels are defined."""
+"""Without a GPU, Triton runs kernels in its interpreter, chosen before they are defined."""
 
 import os
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from batches import PagedBatch, paged_batch
 
-from xllm.hardware.kernels.reference import paged_attention as reference
+from xllm.hardware.kernels import reference
+from xllm.hardware.kernels.triton.attention import paged_attention
 from xllm.hardware.kernels.triton.decode_attention import choose_splits, decode_attention
-from xllm.hardware.kernels.triton.paged_attention import paged_attention
 
 CASES = {
     "decode rows of ragged lengths": {"query_lens": [1, 1, 1], "seq_lens": [1, 16, 75]},

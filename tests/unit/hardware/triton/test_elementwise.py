@@ -5,21 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from xllm.hardware.kernels.reference import act_and_mul as act_and_mul_reference
-from xllm.hardware.kernels.reference import fused_add_rms_norm as fused_reference
-from xllm.hardware.kernels.reference import qk_norm_rope_kv_write as rope_reference
-from xllm.hardware.kernels.reference import rms_norm as rms_norm_reference
-from xllm.hardware.kernels.triton.act_and_mul import act_and_mul
-from xllm.hardware.kernels.triton.fused_add_rms_norm import fused_add_rms_norm
-from xllm.hardware.kernels.triton.qk_norm_rope_kv_write import qk_norm_rope_kv_write
-from xllm.hardware.kernels.triton.rms_norm import rms_norm
+from xllm.hardware.kernels import reference
+from xllm.hardware.kernels.triton.activation import act_and_mul
+from xllm.hardware.kernels.triton.norm import fused_add_rms_norm, rms_norm
+from xllm.hardware.kernels.triton.rope import qk_norm_rope_kv_write
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_rms_norm_equals_reference(offset: float, device) -> None:
     x, weight = torch.randn(3, 40, device=device), torch.randn(40, device=device)
     torch.testing.assert_close(
-        rms_norm(x, weight, 1e-5, offset), rms_norm_reference.rms_norm(x, weight, 1e-5, offset)
+        rms_norm(x, weight, 1e-5, offset), reference.rms_norm(x, weight, 1e-5, offset)
     )
 
 
@@ -27,9 +23,7 @@ def test_fused_add_rms_norm_adds_into_the_residual(device) -> None:
     x = torch.randn(3, 40, device=device, dtype=torch.bfloat16)
     residual, weight = torch.randn_like(x), torch.randn(40, device=device, dtype=torch.bfloat16)
     expected_residual = residual.clone()
-    expected, expected_residual = fused_reference.fused_add_rms_norm(
-        x, expected_residual, weight, 1e-5
-    )
+    expected, expected_residual = reference.fused_add_rms_norm(x, expected_residual, weight, 1e-5)
     actual, same = fused_add_rms_norm(x, residual, weight, 1e-5)
     assert same is residual
     torch.testing.assert_close(residual, expected_residual, rtol=1e-2, atol=1e-2)
@@ -41,7 +35,7 @@ def test_act_and_mul_equals_reference(activation: str, device) -> None:
     gate_up = torch.randn(3, 2 * 50, device=device) * 3
     torch.testing.assert_close(
         act_and_mul(gate_up, activation),
-        act_and_mul_reference.act_and_mul(gate_up, activation),
+        reference.act_and_mul(gate_up, activation),
         rtol=1e-5,
         atol=1e-5,
     )
@@ -60,7 +54,7 @@ def test_rope_writes_the_cache_and_returns_queries(
     cos_sin = torch.randn(10, rotary, device=device)
     weights = [torch.randn(16, device=device) if name in norms else None for name in "qk"]
     results = []
-    for implementation in (qk_norm_rope_kv_write, rope_reference.qk_norm_rope_kv_write):
+    for implementation in (qk_norm_rope_kv_write, reference.qk_norm_rope_kv_write):
         cache = torch.zeros(4, 2, num_kv, 8, 16, device=device)
         k_cache, v_cache = cache[:, 0].transpose(1, 2), cache[:, 1].transpose(1, 2)
         q = implementation(

@@ -35,6 +35,11 @@ class PackedLinear:
     weight: Tensor
     scale: Tensor | None = None
 
+    @property
+    def out_features(self) -> int:
+        """Outputs N."""
+        return self.weight.shape[0]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StreamTile:
@@ -50,6 +55,8 @@ class StreamTile:
 
 def pack_linear(weight: Tensor, scale: Tensor | None = None) -> PackedLinear:
     """See ``ops.pack_linear``."""
+    if (weight.dtype == torch.int8) != (scale is not None):
+        raise ValueError("int8 weights come with a scale, other weights without one")
     if scale is not None:
         scale = scale.to(torch.float32).reshape(-1).contiguous()
     return PackedLinear(weight.contiguous(), scale)

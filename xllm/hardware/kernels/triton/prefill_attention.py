@@ -256,18 +256,18 @@ def _prefill_attention_kernel(
         full_end = tl.maximum(full_end, full_begin)
         for t in range(begin, full_begin):
             acc, mass, peak = _attend_tile(
-                q, acc, mass, peak, t, positions, first_position, seq_len, cache, scale, softcap, columns,
-                in_head, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, True, UPCAST, PRECISION,
+                q, acc, mass, peak, t, positions, first_position, seq_len, cache, scale, softcap,
+                columns, in_head, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, True, UPCAST, PRECISION,
             )  # fmt: skip
     for t in range(full_begin, full_end):
         acc, mass, peak = _attend_tile(
-            q, acc, mass, peak, t, positions, first_position, seq_len, cache, scale, softcap, columns,
-            in_head, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, False, UPCAST, PRECISION,
+            q, acc, mass, peak, t, positions, first_position, seq_len, cache, scale, softcap,
+            columns, in_head, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, False, UPCAST, PRECISION,
         )  # fmt: skip
     for t in range(full_end, end):
         acc, mass, peak = _attend_tile(
-            q, acc, mass, peak, t, positions, first_position, seq_len, cache, scale, softcap, columns,
-            in_head, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, True, UPCAST, PRECISION,
+            q, acc, mass, peak, t, positions, first_position, seq_len, cache, scale, softcap,
+            columns, in_head, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, True, UPCAST, PRECISION,
         )  # fmt: skip
     y = acc / mass[:, None]
     to = out_ptr + (tokens * HQ + heads)[:, None] * D + columns[None, :]

@@ -12,10 +12,18 @@ from xllm.hardware.kernels.triton.launch import allow_consumers, pdl_options, wa
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """See ``ops.rms_norm``."""
-    return launch_rms_norm(x.contiguous(), None, weight, eps, offset)
+    return _launch(x.contiguous(), None, weight, eps, offset)
 
 
-def launch_rms_norm(
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """See ``ops.fused_add_rms_norm``."""
+    assert x.is_contiguous() and residual.is_contiguous()
+    return _launch(x, residual, weight, eps, offset), residual
+
+
+def _launch(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float
 ) -> Tensor:
     """Norm of ``x``, or of the sum that ``residual`` takes, rounded to its dtype, in place."""
