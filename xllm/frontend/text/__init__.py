@@ -1,7 +1,7 @@
 """Between text and token ids: tokenizer, incremental detokenizer, chat templates.
 
 Owns vocabularies and Jinja. Knows no request, limit, stream or engine.
-Public: ``Tokenizer``, ``load_tokenizer``, ``load_chat_template``, ``Detokenizer``, ``ChatTemplate``.
+Public: ``Tokenizer``, ``Detokenizer``, ``ChatTemplate`` and their ``load_*`` functions.
 """
 
 from xllm.frontend.text.chat_template import ChatTemplate

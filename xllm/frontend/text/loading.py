@@ -26,24 +26,17 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     raise ValueError(f"model {files.name!r} has no tokenizer.json; name one with --tokenizer")
 
 
-def load_chat_template(
-    files: ModelFiles, tokenizer: Tokenizer, path: str | None = None
-) -> ChatTemplate | None:
-    """The model's chat template, or the one in the file at ``path``; None if there is neither.
+def load_chat_template(files: ModelFiles, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The model's chat template (or the one that ``--chat-template`` named), if there is one.
 
     Raises:
-        ValueError: the file cannot be read, or the template is not valid.
+        ValueError: the template is not valid Jinja.
     """
-    source = files.chat_template
-    if path is not None:
-        try:
-            with open(path, encoding="utf-8") as file:
-                source = file.read()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"--chat-template {path} cannot be read: {error}") from None
-    if source is None:
+    if files.chat_template is None:
         return None
-    return ChatTemplate(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+    return ChatTemplate(
+        files.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
+    )
 
 
 def tokenizer_from_file(path: str, config: dict[str, Any]) -> Tokenizer:
