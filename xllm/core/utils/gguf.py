@@ -115,16 +115,16 @@ class _Parser:
         type_id = self._scalar("<I")
         return GgufTensor(name, reversed_shape[::-1], type_id, self._scalar("<Q"))
 
-    def _value(self, kind: int, depth: int = 0) -> Any:
+    def _value(self, kind: int) -> Any:
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
-            if depth == _MAX_NESTING:
-                raise ValueError("metadata arrays are nested too deeply")
-            return self._array(depth + 1)
+            return self._array(depth=1)
         return self._numbers(kind, 1)[0].item()
 
     def _array(self, depth: int) -> Any:
+        if depth > _MAX_NESTING:
+            raise ValueError("metadata arrays are nested too deeply")
         kind, length = self._scalar("<I"), self._scalar("<Q")
         if kind == _STRING:
             return self._strings(self._bounded(length, 8))
