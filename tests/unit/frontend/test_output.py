@@ -278,7 +278,7 @@ def test_an_exception_in_one_answer_fails_that_answer_alone(monkeypatch):
     def broken(*args):
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(bad.choices[0], "push", broken, raising=False)
+    monkeypatch.setattr(bad.choices[0], "push", broken)
     done = processor.process(batch(row(1, encode("a")), row(2, encode("b"))))
     assert done.failed == [1]
     with pytest.raises(RequestError) as caught:

@@ -36,6 +36,7 @@ class AnswerState:
         self.num_cached_tokens = 0
         self.queue_seconds = 0.0
         self.error: RequestError | None = None
+        self.finished = False  # nothing will follow
         at_start = tokenizer.strips_blank and tokenizer.special_ids.issuperset(
             request.prompt_token_ids.tolist()
         )
@@ -63,11 +64,6 @@ class AnswerState:
         return sum(choice.num_tokens for choice in self.choices)
 
     @property
-    def finished(self) -> bool:
-        """Whether nothing will follow."""
-        return self.error is not None or all(choice.finished for choice in self.choices)
-
-    @property
     def prompt_logprobs(self) -> list[TokenEntry]:
         """One entry per prompt token; the first has no logprob. Complete before any text."""
         first = TokenEntry(int(self.request.prompt_token_ids[0]), None, 0, [])
@@ -80,10 +76,26 @@ class AnswerState:
         if all(start != part.start for start, _ in self._prompt_parts):
             self._prompt_parts.append((part.start, prompt_entries(part, count)))
 
+    def push(
+        self,
+        index: int,
+        token_ids: Sequence[int],
+        entries: Sequence[TokenEntry] | None,
+        finish: FinishReason,
+        stop_token: int,
+    ) -> bool:
+        """Take a step's tokens of one open choice; see ``ChoiceState.push``."""
+        choice = self.choices[index]
+        stopped = choice.push(token_ids, entries, finish, stop_token)
+        if choice.finish:
+            self.finished = all(choice.finish for choice in self.choices)
+        return stopped
+
     def fail(self, error: RequestError, finish: FinishReason = FinishReason.ERROR) -> None:
         """End every open choice with an error; the first error stays."""
         if not self.finished:
             self.error = error
+            self.finished = True
             for choice in self.choices:
                 choice.fail(finish)
 

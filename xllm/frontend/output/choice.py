@@ -97,7 +97,7 @@ class ChoiceState:
     @property
     def unread(self) -> bool:
         """Whether ``take`` would return something."""
-        return bool(self._text or self._entries) or (self.finished and not self._finish_taken)
+        return bool(self._text or self._entries or (self.finish and not self._finish_taken))
 
     def push(
         self,
@@ -117,11 +117,14 @@ class ChoiceState:
         Returns:
             True when a stop string ended the answer and the engine does not know yet.
         """
-        assert not self.finished
         silent = stop_token >= 0 and not self._params.include_stop_str_in_output
         if self._matcher is None and not self._keep_entries:
             self.num_tokens += len(token_ids)
-            self._release(self._detokenizer.push(token_ids[:-1] if silent else token_ids))
+            if silent:
+                self._silent_token_id = stop_token
+                token_ids = token_ids[:-1]
+            if text := self._detokenizer.push(token_ids):
+                self._text.append(text)
         else:
             last = len(token_ids) - 1
             for i, token_id in enumerate(token_ids):
@@ -141,9 +144,14 @@ class ChoiceState:
 
     def take(self) -> ChoiceDelta:
         """Everything since the last call. Unread parts have merged into one delta."""
-        delta = ChoiceDelta(self.index, "".join(self._text), self._entries, self._offsets)
-        self._text, self._entries, self._offsets = [], [], []
-        if self.finished:
+        text = self._text
+        delta = ChoiceDelta(
+            self.index, text[0] if len(text) == 1 else "".join(text), self._entries, self._offsets
+        )
+        self._text = []
+        if self._keep_entries:
+            self._entries, self._offsets = [], []
+        if self.finish:
             self._finish_taken = True
             delta.finish_reason = self.finish.openai
             delta.stop_reason = self._stop_reason

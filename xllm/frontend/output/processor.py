@@ -129,7 +129,7 @@ class OutputProcessor:
         for handle, index, count, finish, stop_token in rows:
             start, position = position, position + count
             state = self._open.get(handle)
-            if state is None or state.choices[index].finished:
+            if state is None or state.choices[index].finish:
                 continue
             touched[handle] = state
             own = None
@@ -137,7 +137,7 @@ class OutputProcessor:
                 own = [entries[i] for i in range(start, position)]
             try:
                 tokens = token_ids[start:position]
-                if state.choices[index].push(tokens, own, _FINISH[finish], stop_token):
+                if state.push(index, tokens, own, _FINISH[finish], stop_token):
                     done.stopped.append((handle, index))
                 if finish == FinishReason.ERROR:
                     state.fail(RequestError(500, "the sequence failed in the engine"))

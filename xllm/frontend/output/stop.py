@@ -28,18 +28,22 @@ class StopMatcher:
         """Add text; return what may be shown. After a match nothing more may be pushed."""
         assert self.matched is None
         buffer = self._held + text
-        end, stop = min(
-            ((at + len(stop), stop) for stop in self._stops if (at := buffer.find(stop)) >= 0),
-            key=lambda match: (match[0], -len(match[1])),
-            default=(0, None),
-        )
-        if stop is not None:
-            self.matched = stop
+        end = 0
+        matched = None
+        for stop in self._stops:
+            at = buffer.find(stop)
+            if at < 0:
+                continue
+            stop_end = at + len(stop)
+            if matched is None or (stop_end, -len(stop)) < (end, -len(matched)):
+                end, matched = stop_end, stop
+        if matched is not None:
+            self.matched = matched
             self._held = ""
-            return buffer[: end if self._include else end - len(stop)]
-        keep = self._possible_start(buffer)
-        self._held = buffer[len(buffer) - keep :]
-        return buffer[: len(buffer) - keep]
+            return buffer[: end if self._include else end - len(matched)]
+        start = self._possible_start(buffer)
+        self._held = buffer[start:]
+        return buffer[:start]
 
     def flush(self) -> str:
         """What is still held back, once nothing can follow."""
@@ -47,11 +51,12 @@ class StopMatcher:
         return held
 
     def _possible_start(self, buffer: str) -> int:
-        """Length of the longest end of ``buffer`` that begins a stop string."""
-        longest = 0
+        """Where the longest end of ``buffer`` that begins a stop string starts."""
+        first = len(buffer)
         for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(buffer)), longest, -1):
-                if buffer.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
+            at = buffer.find(stop[0], max(0, len(buffer) - len(stop) + 1), first)
+            while at >= 0 and not stop.startswith(buffer[at:]):
+                at = buffer.find(stop[0], at + 1, first)
+            if at >= 0:
+                first = at
+        return first

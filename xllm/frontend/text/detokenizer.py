@@ -39,7 +39,9 @@ class Detokenizer:
         """Text that these tokens complete; ids beyond the vocabulary have none."""
         table = self._table
         size = len(table)
-        data = self._tail + b"".join([table[i] for i in token_ids if i < size])
+        data = b"".join([table[i] for i in token_ids if i < size])
+        if self._tail:
+            data = self._tail + data
         text, used = utf_8_decode(data, "replace", False)
         self._tail = data[used:]
         return self._strip_blank(text) if self._strip and text else text

@@ -179,12 +179,13 @@ def _merges_from_scores(
     for i in np.lexsort((-lengths, -scores)).tolist():
         token = tokens[i]
         splits = [
-            (vocab[left], vocab[right], left, right)
+            (left, right)
             for cut in range(1, len(token))
             if (left := token[:cut]) in vocab and (right := token[cut:]) in vocab
         ]
-        splits.sort()
-        merges += [(left, right) for _, _, left, right in splits]
+        if len(splits) > 1:
+            splits.sort(key=lambda split: (vocab[split[0]], vocab[split[1]]))
+        merges += splits
     return merges
 
 
