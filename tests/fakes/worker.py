@@ -133,9 +133,12 @@ class FakeWorker:
         raises = self._raise_at.get(plan.step_id)
         if raises:
             raise RuntimeError(f"injected in step {plan.step_id}")
+        result: StepResult | Exception
+        self.healthy = False  # if the plan makes no sense, the loop must not hide it
         self._apply_changes(plan)
         self._touched = set()
-        result: StepResult | Exception = self._compute(plan)
+        result = self._compute(plan)
+        self.healthy = True
         self._in_flight.append(self._touched)
         if raises is not None:
             result = RuntimeError(f"injected in step {plan.step_id}")

@@ -35,7 +35,7 @@ class RandomLife:
         draw = self._random
         block_size = draw.choice([1, 2, 4, 5])
         windows = draw.choice([(None,), (None,), (None, 6), (9, None), (3, 12, None)])
-        self._max_model_len = draw.choice([24, 48, 96])
+        self._max_model_len = draw.choice([16, 32, 64])
         blocks = -(-self._max_model_len // block_size)
         # From a fraction of one context, where some requests are refused, to plenty.
         num_blocks = max(1, int(blocks * draw.choice([0.5, 1.0, 1.3, 1.5, 2.5, 6.0])))
@@ -47,8 +47,8 @@ class RandomLife:
             max_model_len=self._max_model_len,
             vocab_size=_VOCAB_SIZE,
             enable_prefix_caching=draw.random() < 0.7,
-            max_num_seqs=draw.choice([1, 2, 4, 8]),
-            max_num_batched_tokens=draw.choice([1, 3, 8, 16, 64]),
+            max_num_seqs=draw.choice([1, 3, 5, 8, 8]),
+            max_num_batched_tokens=draw.choice([1, 5, 8, 16, 64, 64]),
             scheduling=draw.choice(["decode_first", "prefill_first"]),
             priority_policy=draw.choice(["fcfs", "priority"]),
             enable_chunked_prefill=draw.random() < 0.8,
@@ -74,8 +74,14 @@ class RandomLife:
         """A random request."""
         draw = self._random
         handle = len(self.requests)
-        stem = draw.choice(self._stems)
-        prompt = stem[: draw.randrange(len(stem) + 1)] + self._tokens(draw.randrange(0, 6))
+        if handle and draw.random() < 0.3:  # the next turn of a conversation
+            earlier = draw.randrange(handle)
+            said = self.engine.answers[earlier, 0].tokens
+            prompt = self.requests[earlier].prompt_token_ids.tolist() + said
+        else:
+            stem = draw.choice(self._stems)
+            prompt = stem[: draw.randrange(len(stem) + 1)]
+        prompt += self._tokens(draw.randrange(0, 6))
         prompt = prompt[: self._max_model_len] or [1]
         most = self._max_model_len - len(prompt)
         max_tokens = draw.choice([0, 1, draw.randint(0, most), most])
@@ -100,10 +106,10 @@ class RandomLife:
         """Something happens between two steps."""
         draw = self._random
         kind = draw.random()
-        if kind < 0.35:
+        if kind < 0.15:
             for _ in range(draw.choice([1, 1, 2, 5])):
                 self.arrive()
-        elif kind < 0.42 and self.requests:
+        elif kind < 0.2 and self.requests:
             request = self.requests[draw.randrange(len(self.requests))]
             choice = draw.choice([-1, draw.randrange(request.params.n)])
             for index in range(request.params.n):
@@ -111,7 +117,7 @@ class RandomLife:
                 if choice in (-1, index) and answer.finish is FinishReason.NONE:
                     self._aborted.add((request.handle, index))
             self.engine.loop.abort(request.handle, choice, stopped=draw.random() < 0.3)
-        elif kind < 0.43:
+        elif kind < 0.21:
             self.engine.scheduler.reset_prefix_cache()
 
     def run(self, num_events: int) -> int:
@@ -137,6 +143,7 @@ class RandomLife:
             return
         if answer.finish is FinishReason.ERROR:
             assert answer.failure is not None
+            assert "injected" in answer.failure.message or "NaN" in answer.failure.message
             return
         capacity = self.engine.capacity_tokens
         if answer.finish is FinishReason.LENGTH and len(answer.tokens) < len(expected):
@@ -168,7 +175,7 @@ def main() -> None:
     while time.monotonic() < end:
         life = RandomLife(seed)
         try:
-            num_steps += life.run(num_events=120)
+            num_steps += life.run(num_events=150)
         except BaseException:
             print(f"failed with --seed {seed} after {num_steps} steps")
             raise
