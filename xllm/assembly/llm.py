@@ -12,6 +12,7 @@ from xllm.assembly.text import ModelText, load_text
 from xllm.core.config import XllmConfig
 from xllm.core.messages.server import EngineProgress, EngineReady, EngineStats
 from xllm.core.observability.metrics import ServerMetrics, exposition
+from xllm.frontend.intake import RequestFactory
 from xllm.frontend.services import (
     ChatService,
     CompletionService,
@@ -23,12 +24,14 @@ from xllm.frontend.services import (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Services:
-    """One service per API family."""
+    """One service per API family, and the two parts that they share."""
 
     chat: ChatService
     completions: CompletionService
     models: ModelService
     tokenize: TokenizeService
+    factory: RequestFactory
+    dispatcher: OutputDispatcher
 
 
 def build(config: XllmConfig, on_progress: Callable[[EngineProgress], None]) -> ServingStack:
@@ -145,4 +148,6 @@ class ServingStack:
             completions=CompletionService(factory, dispatcher, name),
             models=ModelService(name, ready.max_model_len, self._config.model.model),
             tokenize=TokenizeService(factory, name),
+            factory=factory,
+            dispatcher=dispatcher,
         )

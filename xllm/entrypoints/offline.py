@@ -1,0 +1,272 @@
+"""The offline API: ``LLM`` runs a model in this process, ``AsyncLLM`` in one of its own.
+
+Shapes of arguments and results follow what users of vLLM know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from xllm.assembly.inproc import InprocEngine
+from xllm.assembly.text import load_text
+from xllm.core.config import XllmConfig
+from xllm.core.config.flags import make_config
+from xllm.core.messages.server import EngineProgress, EngineStats
+from xllm.core.request.sampling import SamplingParams
+from xllm.entrypoints.outputs import Collector, RequestOutput
+from xllm.frontend.intake import PreparedRequest
+from xllm.frontend.protocol.chat import ChatCompletionRequest
+
+# Text, token ids, or a mapping with "prompt" or "prompt_token_ids".
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = dict[str, Any]
+
+
+class LLM:
+    """A model loaded into this process.
+
+    Args:
+        model: folder, GGUF file, Hugging Face id or bundled short name.
+        **options: any option of ``xllm serve`` by its field name, e.g. ``dtype="float32"``,
+            ``max_model_len=2048``, ``enable_prefix_caching=False``.
+
+    Raises:
+        ValueError: unknown option or value, or a model that cannot be loaded.
+    """
+
+    def __init__(self, model: str = "smollm2", **options: Any) -> None:
+        self._start(make_config({"model": model, **options}))
+
+    @classmethod
+    def from_config(cls, config: XllmConfig) -> Self:
+        """The same from a whole config; raises as the constructor does."""
+        self = cls.__new__(cls)
+        self._start(config)
+        return self
+
+    def _start(self, config: XllmConfig) -> None:
+        self._engine = InprocEngine(config)
+        ready = self._engine.start()
+        text = load_text(config, self._engine.files)
+        self._factory = text.request_factory(config, ready)
+        self._processor = text.output_processor()
+        self._defaults = text.defaults
+        self.max_model_len = ready.max_model_len
+        self.vocab_size = ready.vocab_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back the model's memory."""
+        self._engine.close()
+
+    def stats(self) -> EngineStats:
+        """The engine's gauges and counters."""
+        return self._engine.stats()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue prompts, given as texts or as lists of token ids.
+
+        Args:
+            prompts: one prompt or several.
+            sampling_params: for all prompts, or one for each.
+            use_tqdm: show a progress bar.
+
+        Returns:
+            One output per prompt, in their order.
+
+        Raises:
+            ValueError: a prompt or parameter that cannot be served; names field and limit.
+            RuntimeError: a sequence failed while it ran.
+        """
+        prompt_list = _as_list(prompts)
+        params = _one_each(sampling_params or SamplingParams(), len(prompt_list))
+        prepared = [
+            self._factory.create(_plain(prompt), each)
+            for prompt, each in zip(prompt_list, params, strict=True)
+        ]
+        return self._run(prepared, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several.
+
+        Args:
+            messages: OpenAI messages of one conversation, or a list of conversations.
+            **options: ``tools``, ``add_generation_prompt``, ``continue_final_message`` or
+                ``chat_template_kwargs``, as in the HTTP API.
+        """
+        chats = [messages] if messages and isinstance(messages[0], dict) else messages
+        params = _one_each(sampling_params or SamplingParams(), len(chats))
+        prompts = [self._render(chat, options) for chat in chats]
+        prepared = [
+            dataclasses.replace(self._factory.create(ids, each), prompt_text=text)
+            for (text, ids), each in zip(prompts, params, strict=True)
+        ]
+        return self._run(prepared, use_tqdm)
+
+    def _render(self, chat: Any, options: dict[str, Any]) -> tuple[str, list[int]]:
+        body = msgspec.convert(
+            {"model": "", "messages": list(chat), **options}, ChatCompletionRequest, strict=False
+        )
+        text = self._factory.render(body)
+        return text, self._factory.encode("messages", [text], False)[0]
+
+    def _run(self, prepared: Sequence[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
+        collector = Collector(self._factory.tokenizer.decode)
+        answers = [
+            collector.open(each, self._processor.add(each.request, keep_entries=True))
+            for each in prepared
+        ]
+        self._engine.add([each.request for each in prepared])
+        bar = _progress_bar(len(prepared)) if use_tqdm else None
+        try:
+            while self._engine.has_work or any(not answer.finished for answer in answers):
+                self._step(collector, bar)
+        except BaseException:
+            for answer in answers:
+                self._processor.discard(answer.request.handle)
+            self._engine.abort([a.request.handle for a in answers], [-1] * len(answers))
+            raise
+        finally:
+            if bar is not None:
+                bar.close()
+        return [collector.close(answer) for answer in answers]
+
+    def _step(self, collector: Collector, bar: Any) -> None:
+        for batch in self._engine.step():
+            done = self._processor.process(batch)
+            if done.stopped:
+                handles, choices = zip(*done.stopped, strict=True)
+                self._engine.abort(handles, choices, stopped=True)
+            if done.failed:
+                self._engine.abort(done.failed, [-1] * len(done.failed))
+            for answer in done.touched:
+                collector.read(answer)
+                if bar is not None and answer.finished:
+                    bar.update()
+                    bar.set_postfix_str(collector.speed(bar.format_dict["elapsed"]))
+
+
+class AsyncLLM:
+    """A model in an engine process of its own, for use from an event loop.
+
+    Args:
+        model: as for ``LLM``.
+        **options: as for ``LLM``.
+    """
+
+    def __init__(self, model: str = "smollm2", **options: Any) -> None:
+        self._config = make_config({"model": model, **options})
+        self._stack: Any = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Start the engine process and load the model."""
+        from xllm.assembly.registry import build
+
+        self._stack = build(self._config, _ignore_progress)
+        await self._stack.start()
+
+    async def close(self) -> None:
+        """End the engine process; open requests end with it."""
+        await self._stack.close()
+
+    async def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """Continue a prompt; yields the output so far, again whenever it has grown.
+
+        Raises:
+            ValueError: a prompt or parameter that cannot be served.
+            RuntimeError: the sequence failed while it ran.
+        """
+        services = self._stack.services
+        prepared = services.factory.create(_plain(prompt), sampling_params or SamplingParams())
+        collector = Collector(services.factory.tokenizer.decode)
+        stream = services.dispatcher.submit([prepared], keep_entries=True)
+        (answer,) = stream.answers
+        collector.open(prepared, answer)
+        try:
+            while True:
+                deltas = await stream.read()
+                collector.add(answer, [delta for _, delta in deltas])
+                yield collector.output(answer)
+                if answer.finished and stream.finished:
+                    return
+        finally:
+            stream.close()
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _plain(prompt: Prompt) -> str | Sequence[int]:
+    """The text or the ids of a prompt."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    for key in ("prompt_token_ids", "prompt"):
+        if key in prompt:
+            found: str | Sequence[int] = prompt[key]
+            return found
+    raise ValueError("prompts: a mapping needs prompt or prompt_token_ids")
+
+
+def _one_each(
+    params: SamplingParams | Sequence[SamplingParams], count: int
+) -> Sequence[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise ValueError(f"sampling_params: {len(params)} given for {count} prompts")
+    return params
+
+
+def _progress_bar(total: int) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="prompts", unit="prompt", dynamic_ncols=True)
+
+
+def _ignore_progress(message: EngineProgress) -> None:
+    pass
