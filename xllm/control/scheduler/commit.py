@@ -74,7 +74,7 @@ class Committer:
             rows, positions = rows[step.plan.samples], positions[step.plan.samples]
         live = table.live[rows]
         kept = None
-        if not live.all():
+        if np.count_nonzero(live) < rows.size:
             kept = live
             rows, positions, tokens = rows[live], positions[live], tokens[live]
         table.token_ids[rows, positions] = tokens
@@ -86,7 +86,7 @@ class Committer:
     def _publish(self, step: StepInFlight) -> None:
         table = self._state.table
         live = table.live[step.rows]
-        if live.all():
+        if np.count_nonzero(live) == live.size:
             self._state.blocks.retire(step.rows, step.ends, table.token_ids)
         else:
             self._state.blocks.retire(step.rows[live], step.ends[live], table.token_ids)
@@ -115,10 +115,12 @@ class Committer:
         table = self._state.table
         finish = stops = None
         full = sampled.totals >= table.max_total[sampled.rows]
-        if full.any():
+        if np.count_nonzero(full):
             finish = np.where(full, FinishReason.LENGTH, FinishReason.NONE).astype(np.int8)
-        candidates = np.flatnonzero(table.stop_counts.take(sampled.tokens, mode="clip"))
-        for index in candidates.tolist():
+        stoppable = table.stop_counts.take(sampled.tokens, mode="clip")
+        if not np.count_nonzero(stoppable):
+            return finish, stops
+        for index in np.flatnonzero(stoppable).tolist():
             sequence = table.sequences[sampled.rows[index]]
             assert sequence is not None
             token = int(sampled.tokens[index])

@@ -155,7 +155,7 @@ class Scheduler:
             return
         known = table.num_known[rows]
         ready = known < table.max_total[rows]  # the rest ends with a step in flight
-        if not ready.all():
+        if np.count_nonzero(ready) < rows.size:
             rows, known = rows[ready], known[ready]
         stalls = rows.size > draft.budget.left
         self._stalled_steps = self._stalled_steps + 1 if stalls else 0

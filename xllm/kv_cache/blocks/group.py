@@ -31,7 +31,7 @@ class GroupBlocks:
     def __init__(self, group: CacheGroup, num_rows: int, max_tokens: int) -> None:
         self.spec: CacheSpec = group.spec
         self.block_size = group.spec.block_size
-        self.cache = PrefixCache()
+        self.cache = PrefixCache(group.num_blocks)
         self.pool = BlockPool(group.num_blocks, self.cache)
         self.table = BlockTable(num_rows, blocks_for(max_tokens, self.block_size), self.block_size)
         self.publish_at = np.full(num_rows, NEVER, np.int32)

@@ -154,7 +154,7 @@ class BlockManager:
         crossing = []
         for group in self._groups:
             mask = positions >= group.table.capacity[rows]
-            if mask.any():
+            if np.count_nonzero(mask):
                 crossing.append((group, rows[mask]))
         if any(group.pool.num_free < which.size for group, which in crossing):
             return False
@@ -189,13 +189,13 @@ class BlockManager:
         """
         for group in self._groups:
             due = num_computed >= group.publish_at[rows]
-            if due.any():
+            if np.count_nonzero(due):
                 limits = self._publish_limit[rows[due]]
                 group.publish(rows[due], num_computed[due], limits, self._keys, token_ids)
             if group.spec.window is None:
                 continue
             due = num_computed >= group.release_at[rows]
-            if due.any():
+            if np.count_nonzero(due):
                 for row, count in zip(rows[due].tolist(), num_computed[due].tolist(), strict=True):
                     group.release_outside_window(row, count)
 

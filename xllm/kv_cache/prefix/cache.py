@@ -14,9 +14,9 @@ class PrefixCache:
     unlocked block is in the index; a block has at most one key and a key at most one block.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self._block_of: dict[bytes, int] = {}
-        self._key_of: dict[int, bytes] = {}
+        self._key_of: list[bytes | None] = [None] * num_blocks
         self._unlocked: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -28,7 +28,7 @@ class PrefixCache:
         return len(self._block_of)
 
     def __contains__(self, block: int) -> bool:
-        return block in self._key_of
+        return self._key_of[block] is not None
 
     def lookup(self, key: bytes) -> int | None:
         """The block with this key."""
@@ -36,9 +36,8 @@ class PrefixCache:
 
     def insert(self, key: bytes, block: int) -> bool:
         """Remember a block that is in use; False when another block has the key already."""
-        if key in self._block_of or block in self._key_of:
+        if self._block_of.setdefault(key, block) != block:
             return False
-        self._block_of[key] = block
         self._key_of[block] = key
         return True
 
@@ -48,7 +47,7 @@ class PrefixCache:
 
     def unlock(self, block: int) -> bool:
         """Nobody uses the block any more; False when it is not remembered at all."""
-        if block not in self._key_of:
+        if self._key_of[block] is None:
             return False
         self._unlocked[block] = None
         return True
@@ -58,7 +57,7 @@ class PrefixCache:
         evicted = []
         for _ in range(count):
             block, _none = self._unlocked.popitem(last=False)
-            del self._block_of[self._key_of.pop(block)]
+            self._drop_key(block)
             evicted.append(block)
         return evicted
 
@@ -66,9 +65,12 @@ class PrefixCache:
         """Drop locked blocks from the index: their content is not to be trusted."""
         for block in blocks:
             assert block not in self._unlocked
-            key = self._key_of.pop(block, None)
-            if key is not None:
-                del self._block_of[key]
+            self._drop_key(block)
+
+    def _drop_key(self, block: int) -> None:
+        key, self._key_of[block] = self._key_of[block], None
+        if key is not None:
+            del self._block_of[key]
 
     def unlocked_blocks(self) -> list[int]:
         """Unlocked blocks, the next to be evicted first."""
@@ -76,7 +78,7 @@ class PrefixCache:
 
     def check(self) -> None:
         """Assert that both directions of the index agree and that it covers unlocked blocks."""
-        assert len(self._block_of) == len(self._key_of)
-        for block, key in self._key_of.items():
-            assert self._block_of[key] == block
-        assert all(block in self._key_of for block in self._unlocked)
+        assert len(self._block_of) == sum(key is not None for key in self._key_of)
+        for key, block in self._block_of.items():
+            assert self._key_of[block] == key
+        assert all(block in self for block in self._unlocked)
