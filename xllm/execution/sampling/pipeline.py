@@ -20,6 +20,11 @@ class Pipeline:
             registry.load(name).Processor(max_rows, vocab_size, device) for name in ORDER
         ]
 
+    @property
+    def idle(self) -> bool:
+        """Whether no row uses any processor."""
+        return not any(p.num_rows for p in self._processors)
+
     def add_request(self, request: RowRequest) -> None:
         """Take over a row, forgetting what ran there before.
 

@@ -14,7 +14,7 @@ from xllm.execution.sampling.pipeline import Pipeline
 from xllm.execution.sampling.processors._base import LogitsProcessor
 from xllm.execution.sampling.rng import exponential
 from xllm.execution.sampling.step import RowRequest, SamplingStep, as_index
-from xllm.execution.sampling.table import RandomRows, SamplingTable
+from xllm.execution.sampling.table import PlainDraws, RandomRows, SamplingTable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,6 +87,10 @@ class Sampler:
         counts = self.table.logprobs[step.rows]
         asking = np.flatnonzero(counts >= 0)
         return StagedStep(step, self._pipeline.stage(step), random, keys, asking, counts[asking])
+
+    def plain_draws(self, step: SamplingStep) -> PlainDraws | None:
+        """The step's draws if it needs nothing but Gumbel-max, which graphs contain, else None."""
+        return self.table.plain_draws(step) if self._pipeline.idle else None
 
     def sample(self, logits: torch.Tensor, staged: StagedStep) -> Samples:
         """Sample one token per row.

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from xllm.core.request.sampling import SamplingParams
-from xllm.core.utils.arrays import Int32Array, Int64Array
+from xllm.core.utils.arrays import Float32Array, Int32Array, Int64Array
 from xllm.execution.sampling.filters import Filters
 from xllm.execution.sampling.rng import row_keys
 from xllm.execution.sampling.step import SamplingStep, as_index
@@ -32,6 +32,14 @@ class RandomRows:
     filters: Filters  # of the filtered rows
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlainDraws:
+    """What Gumbel-max alone needs for a step's rows. Both None when all rows are greedy."""
+
+    inverse_temperature: Float32Array | None  # (M,) 0 is greedy
+    keys: Int32Array | None  # (2, M)
+
+
 class SamplingTable:
     """Sampling parameters of every row as NumPy columns.
 
@@ -48,6 +56,7 @@ class SamplingTable:
         self._min_p = np.zeros(max_rows, np.float32)
         self._seeds = np.zeros(max_rows, np.int64)
         self._draws = np.zeros(max_rows, np.bool_)
+        self._plain = np.ones(max_rows, np.bool_)  # greedy or temperature alone, no logprobs
         self.logprobs = np.full(max_rows, -1, np.int32)  # alternatives; -1 = not asked
         self.prompt_logprobs = np.full(max_rows, -1, np.int32)
         self._version = 0
@@ -63,7 +72,21 @@ class SamplingTable:
         self._seeds[row] = np.uint64(seed & _SEED_MASK).astype(np.int64)
         self.logprobs[row] = -1 if params.logprobs is None else params.logprobs
         self.prompt_logprobs[row] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
+        filtered = self._top_k[row] < self._vocab_size or params.top_p < 1.0 or params.min_p > 0.0
+        self._plain[row] = params.logprobs is None and (params.greedy or not filtered)
         self._version += 1
+
+    def plain_draws(self, step: SamplingStep) -> PlainDraws | None:
+        """The draws of a step whose rows need neither filters nor logprobs, else None."""
+        rows = step.rows
+        if not self._plain[rows].all():
+            return None
+        draws = self._draws[rows]
+        if not draws.any():
+            return PlainDraws(None, None)
+        inverse = np.zeros(len(rows), np.float32)
+        np.divide(1.0, self._temperature[rows], out=inverse, where=draws)
+        return PlainDraws(inverse, row_keys(self._seeds[rows], step.positions))
 
     def random_rows(self, rows: Int64Array) -> RandomRows | None:
         """The drawing rows among ``rows``, or None when all are greedy."""

@@ -95,8 +95,9 @@ class PendingResult:
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that later steps do not overwrite; away from the CPU, queued behind the step."""
     if tensor.device.type == "cpu":
-        return tensor
+        return tensor.clone()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
 

@@ -18,6 +18,7 @@ from xllm.kv_cache.layout import (
     max_concurrency,
     total_bytes,
 )
+from xllm.modeling.attention import AttentionBackend, GraphSupport
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,15 @@ def attention_backend(config: ExecutionConfig, platform: Platform) -> str:
     if config.attention_backend != "auto":
         return config.attention_backend
     return _BEST_BACKEND.get(platform.name, "torch")
+
+
+def uses_graphs(config: ExecutionConfig, platform: Platform, backend: AttentionBackend) -> bool:
+    """Whether decode steps are captured."""
+    return (
+        platform.graphs is not None
+        and not config.enforce_eager
+        and backend.graph_support >= GraphSupport.DECODE
+    )
 
 
 def resolve_dtype(name: str, platform: Platform) -> torch.dtype:

@@ -12,9 +12,11 @@ from xllm.core.config import XllmConfig
 from xllm.core.config.files import ModelFiles
 from xllm.core.messages.worker import NewRows, StepPlan
 from xllm.execution.executor import Executor
+from xllm.execution.executor.runners.full_graph import DeviceTables, FullGraphRunner
 from xllm.execution.executor.warmup import warmup_plans
 from xllm.execution.sampling import RowRequest, Sampler
 from xllm.execution.worker import resources
+from xllm.execution.worker.graph_step import GraphStep
 from xllm.execution.worker.input_builder import InputBuilder, StepInputs
 from xllm.execution.worker.pending import PendingResult
 from xllm.execution.worker.prompt_logprobs import PromptScorer
@@ -39,6 +41,7 @@ class _Started:
     builder: InputBuilder
     sampler: Sampler
     scorer: PromptScorer
+    graph_step: GraphStep | None
 
 
 class Worker:
@@ -91,7 +94,7 @@ class Worker:
             resources.cache_demand(self._config.scheduler, model.config.max_len),
             platform,
         )
-        self._allocate(model, backend, groups)
+        self._allocate(model, backend, groups, platform)
         self._warm_up(groups, model.config.max_len)
         return WorkerInfo(
             cache_groups=groups,
@@ -120,7 +123,11 @@ class Worker:
             )
 
     def _allocate(
-        self, model: CausalLM, backend: AttentionBackend, groups: tuple[CacheGroup, ...]
+        self,
+        model: CausalLM,
+        backend: AttentionBackend,
+        groups: tuple[CacheGroup, ...],
+        platform: Platform,
     ) -> None:
         self._progress("allocate KV cache", 0.0)
         max_rows = self._config.scheduler.max_num_seqs
@@ -135,7 +142,14 @@ class Worker:
             InputBuilder(rows, groups, max_rows, self._device),
             sampler,
             PromptScorer(rows, sampler.table, executor),
+            graph_step=None,
         )
+        if resources.uses_graphs(self._config.execution, platform, backend):
+            tables = DeviceTables(
+                rows.token_ids, rows.block_tables, [group.spec.block_size for group in groups]
+            )
+            runner = FullGraphRunner(model, storage, backend, tables, platform.graphs, max_rows)
+            self._started.graph_step = GraphStep(runner, rows, sampler)
 
     def _warm_up(self, groups: tuple[CacheGroup, ...], max_model_len: int) -> None:
         self._progress("warm up", 0.0)
@@ -144,6 +158,12 @@ class Worker:
             groups, scheduler.max_num_seqs, scheduler.max_num_batched_tokens, max_model_len
         ):
             self.execute(plan).result()
+        assert self._started is not None
+        if self._started.graph_step is not None:
+            phase = "capture graphs"
+            self._started.graph_step.capture(
+                lambda done, total: self._progress(phase, done / total)
+            )
 
     # --- the step ----------------------------------------------------------------------------
 
@@ -157,6 +177,10 @@ class Worker:
         started = self._started
         assert started is not None, "the worker is not started"
         self._update_rows(started, plan)
+        if started.graph_step is not None:
+            samples = started.graph_step.execute(plan)
+            if samples is not None:
+                return PendingResult(plan.step_id, plan.rows, samples, [], self._refused)
         inputs = started.builder.build(plan)
         staged = started.sampler.stage(inputs.sampling)
         output = started.executor.run(inputs.model)

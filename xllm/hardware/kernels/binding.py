@@ -22,6 +22,8 @@ OP_FILES = {
     "paged_attention": "attention",
     "pack_linear": "linear",
     "linear": "linear",
+    "expand_decode": "decode_step",
+    "sample_tokens": "sampling",
 }
 
 _PACKAGE = __name__.rpartition(".")[0]
@@ -56,7 +58,7 @@ def _first_call(
     found = implementations(name)
     if traceable:
         library = importlib.import_module(f"{_PACKAGE}.custom_ops")
-        found = library.wrap(found)
+        found = found | library.wrap(found)
     namespace.update(found)
     return namespace[op](*args, **kwargs)
 

@@ -177,6 +177,74 @@ def linear(x: Tensor, packed: Any, bias: Tensor | None = None) -> Tensor:
     return reference.linear(x, packed, bias)
 
 
+def expand_decode(
+    rows: Tensor,
+    seq_lens: Tensor,
+    token_table: Tensor,
+    block_table: Tensor,
+    block_size: int,
+    input_ids: Tensor,
+    positions: Tensor,
+    write_index: Tensor,
+    slot_mapping: Tensor,
+    batch_blocks: Tensor,
+) -> None:
+    """Fill what a decode step reads from the persistent rows; all outputs in place.
+
+    Args:
+        rows: (S,) int32 rows that decode their last known token.
+        seq_lens: (S,) int32 tokens of each row, that one included; 0 marks padding.
+        token_table: (R, W) int32.
+        block_table: (R, B) int32 of one cache group, whose blocks hold ``block_size`` tokens.
+        input_ids: (S,) int32, written; 0 for padding.
+        positions: (S,) int64, written; 0 for padding.
+        write_index: (S,) int64, written: where the sampled token goes in the flat token table;
+            -1 for padding.
+        slot_mapping: (S,) int64, written; -1 for padding.
+        batch_blocks: (S, B) int32, written up to each row's last block.
+    """
+    return reference.expand_decode(
+        rows,
+        seq_lens,
+        token_table,
+        block_table,
+        block_size,
+        input_ids,
+        positions,
+        write_index,
+        slot_mapping,
+        batch_blocks,
+    )
+
+
+def sample_tokens(
+    logits: Tensor,
+    inverse_temperature: Tensor,
+    keys: Tensor,
+    tokens: Tensor,
+    best_logits: Tensor,
+    token_table: Tensor,
+    write_index: Tensor,
+) -> None:
+    """Sample one token per row, greedily or by Gumbel-max, and write it where the row reads it.
+
+    The draw is ``argmax(logit / T - log E)`` with the unit exponential draws E that
+    ``execution.sampling.rng`` defines: a pure function of the row's keys and the token id.
+
+    Args:
+        logits: (M, V) of any float dtype.
+        inverse_temperature: (M,) float32; 0 samples greedily.
+        keys: (2, M) int32, not read for greedy rows.
+        tokens: (M,) int32, written.
+        best_logits: (M,) float32, written: the largest logit, NaN where the row has a NaN.
+        token_table: int32, contiguous; ``write_index`` (M,) int64 points into it flat, negative
+            entries are skipped.
+    """
+    return reference.sample_tokens(
+        logits, inverse_temperature, keys, tokens, best_logits, token_table, write_index
+    )
+
+
 def use_platform(name: str, *, traceable: bool = False) -> None:
     """Bind every op to the implementation in ``kernels/<name>/``, or to the reference.
 

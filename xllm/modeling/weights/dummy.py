@@ -24,7 +24,10 @@ class DummyCheckpoint:
     def __init__(self, targets: dict[str, Target], seed: int) -> None:
         self._targets = targets
         self._seed = seed
-        self._pool = torch.randn(_POOL, generator=torch.Generator().manual_seed(seed)).mul_(_STD)
+        # Drawn on the CPU, so that every device holds the same weights; repeated on the device.
+        generator = torch.Generator().manual_seed(seed)
+        pool = torch.randn(_POOL, generator=generator, device="cpu").mul_(_STD)
+        self._pool = pool.to(torch.get_default_device())
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: target.shape for name, target in self._targets.items()}

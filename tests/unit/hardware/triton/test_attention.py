@@ -8,7 +8,7 @@ from batches import PagedBatch, paged_batch
 
 from xllm.hardware.kernels import reference
 from xllm.hardware.kernels.triton.attention import paged_attention
-from xllm.hardware.kernels.triton.decode_attention import choose_splits, decode_attention
+from xllm.hardware.kernels.triton.decode_attention import SplitPlan, choose_splits, decode_attention
 
 CASES = {
     "decode rows of ragged lengths": {"query_lens": [1, 1, 1], "seq_lens": [1, 16, 75]},
@@ -47,11 +47,13 @@ def _check(batch: PagedBatch, softcap: float, window: int) -> None:
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 8])
-def test_any_number_of_shares_gives_the_same_answer(splits: int, device) -> None:
-    batch = paged_batch([1, 1], [90, 17], device=device)
+@pytest.mark.parametrize(
+    "plan", [SplitPlan(1, 1), SplitPlan(2, 1), SplitPlan(16, 1), SplitPlan(4, 2)]
+)
+def test_any_number_of_shares_gives_the_same_answer(plan: SplitPlan, device) -> None:
+    batch = paged_batch([1, 1], [190, 17], device=device)
     out = torch.full((2, 4 * 16), float("nan"), device=device)
-    decode_attention(*batch.arguments, 0.3, 0.0, 0, out, splits=splits)
+    decode_attention(*batch.arguments, 0.3, 0.0, 0, out, plan=plan)
     expected = reference.paged_attention(*batch.arguments, 0.3, 0.0, 0, 1)
     torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-5)
 
@@ -69,4 +71,6 @@ def test_blocks_left_of_the_window_are_never_used(device) -> None:
 
 
 def test_few_rows_are_split_more_than_many() -> None:
-    assert choose_splits(1, 8, 132) > choose_splits(64, 8, 132) >= choose_splits(1024, 8, 132) == 1
+    few, many = choose_splits(1, 8, 132), choose_splits(256, 8, 132)
+    assert few.splits > many.splits
+    assert few.min_tiles < many.min_tiles

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from xllm.execution.sampling.rng import exponential, row_keys
+from xllm.hardware.kernels import reference
 from xllm.hardware.kernels.triton import sampling
 
 VOCAB = 300
@@ -20,18 +21,17 @@ def _sample(logits: torch.Tensor, temperatures: list[float], device) -> tuple[to
     index = torch.arange(rows, device=device) * 8 + 3
     index[-1] = -1
     inverse = torch.tensor([1 / t if t else 0.0 for t in temperatures], device=device)
-    sampling.sample(logits, VOCAB, inverse, keys, tokens, best, table.view(-1), index)
+    sampling.sample_tokens(logits, inverse, keys, tokens, best, table, index)
     return tokens, best, table, keys
 
 
 def test_greedy_rows_take_the_first_largest_logit(device, monkeypatch) -> None:
     monkeypatch.setattr(sampling, "_COLUMNS_PER_SHARE", 128)
     monkeypatch.setattr(sampling, "_BLOCK", 64)
-    logits = torch.randn(3, VOCAB + 20, device=device)
-    logits[:, VOCAB:] = 100.0
+    logits = torch.randn(3, VOCAB, device=device)
     logits[0, [70, 130, 250]] = 9.0
     tokens, best, table, _ = _sample(logits, [0.0] * 3, device)
-    expected = logits[:, :VOCAB].max(dim=1)
+    expected = logits.max(dim=1)
     assert tokens.tolist() == expected.indices.tolist()
     assert tokens[0] == 70
     torch.testing.assert_close(best, expected.values)
@@ -46,6 +46,18 @@ def test_drawing_rows_draw_what_the_host_definition_draws(device) -> None:
     expected = (logits / 0.7 - draws.log()).argmax(dim=1)
     assert tokens.tolist() == expected.tolist()
     assert len(set(tokens.tolist())) > 4
+
+
+def test_the_reference_draws_the_same_tokens(device) -> None:
+    logits = torch.randn(4, VOCAB, device=device)
+    tokens, best, table, keys = _sample(logits, [0.0, 0.5, 1.0, 2.0], device)
+    expected = [torch.zeros_like(t) for t in (tokens, best, table)]
+    inverse = torch.tensor([0.0, 2.0, 1.0, 0.5], device=device)
+    index = torch.tensor([3, 11, 19, -1], device=device)
+    reference.sample_tokens(logits, inverse, keys, *expected, index)
+    assert expected[0].tolist() == tokens.tolist()
+    torch.testing.assert_close(expected[1], best)
+    assert expected[2].tolist() == table.tolist()
 
 
 def test_a_row_with_a_nan_logit_reports_it(device) -> None:

@@ -5,17 +5,21 @@ Owns what an op means. Does not aim to be fast. One op (or one family) per file.
 
 from xllm.hardware.kernels.reference.activation import act_and_mul
 from xllm.hardware.kernels.reference.attention import paged_attention
+from xllm.hardware.kernels.reference.decode_step import expand_decode
 from xllm.hardware.kernels.reference.linear import PackedLinear, linear, pack_linear
 from xllm.hardware.kernels.reference.norm import fused_add_rms_norm, rms_norm
 from xllm.hardware.kernels.reference.rope import qk_norm_rope_kv_write
+from xllm.hardware.kernels.reference.sampling import sample_tokens
 
 __all__ = [
     "PackedLinear",
     "act_and_mul",
+    "expand_decode",
     "fused_add_rms_norm",
     "linear",
     "pack_linear",
     "paged_attention",
     "qk_norm_rope_kv_write",
     "rms_norm",
+    "sample_tokens",
 ]

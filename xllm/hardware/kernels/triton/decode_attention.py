@@ -8,6 +8,8 @@ length (also none) may stand anywhere, and rows with other query lengths are lef
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import triton
 import triton.language as tl
@@ -24,14 +26,27 @@ from xllm.hardware.kernels.triton.launch import (
 )
 
 _LOG2E = 1.4426950408889634
-_TARGET_PROGRAMS_PER_SM = 4
-_MAX_SPLITS = 64
+_PROGRAMS_PER_SM = 8
+_MAX_SPLITS = 32
 
 
-def choose_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
-    """Shares per (row, head), a power of two: enough programs to fill the device a few times."""
-    wanted = triton.cdiv(_TARGET_PROGRAMS_PER_SM * num_sms, num_rows * num_kv_heads)
-    return min(triton.next_power_of_2(wanted), _MAX_SPLITS)
+@dataclasses.dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """How a (row, head)'s keys are shared out: at most ``splits`` shares, none of them tiny."""
+
+    splits: int  # a power of two
+    min_tiles: int  # least key tiles per share
+
+
+def choose_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> SplitPlan:
+    """Fill the device a few times when rows are few; break up only long rows when they are many.
+
+    Measured on an H200: a merge costs about 3 µs, which a share of 512 keys hides.
+    """
+    programs = num_rows * num_kv_heads
+    wanted = triton.next_power_of_2(triton.cdiv(_PROGRAMS_PER_SM * num_sms, programs))
+    min_tiles = 1 if programs < 32 else 2 if programs < 256 else 8
+    return SplitPlan(min(max(wanted, 2), _MAX_SPLITS), min_tiles)
 
 
 def decode_attention(
@@ -46,10 +61,10 @@ def decode_attention(
     window: int,
     out: Tensor,
     *,
-    splits: int | None = None,
+    plan: SplitPlan | None = None,
     block_n: int = 64,
     num_warps: int = 4,
-    num_stages: int = 3,
+    num_stages: int = 4,
 ) -> None:
     """Fill ``out`` (T, Hq, D) for every row that has exactly one query token.
 
@@ -58,10 +73,9 @@ def decode_attention(
     rows = seq_lens.shape[0]
     _, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
-    if splits is None:
-        splits = choose_splits(rows, kv_heads, num_multiprocessors(q.device))
-    if rows * kv_heads > MAX_COUNTERS:
-        splits = 1
+    if plan is None:
+        plan = choose_splits(rows, kv_heads, num_multiprocessors(q.device))
+    splits = plan.splits if rows * kv_heads <= MAX_COUNTERS else 1
     if q.dtype == torch.float32:
         block_n, num_stages = 16, 2
     group = heads // kv_heads
@@ -98,6 +112,9 @@ def decode_attention(
         BLOCK_N=block_n,
         BLOCK_SIZE=k_cache.shape[1],
         SPLITS=splits,
+        MIN_TILES=plan.min_tiles,
+        MERGE_BLOCK=min(splits, 8),
+        MERGE_GROUP=triton.next_power_of_2(group),
         WINDOW=window,
         SOFTCAP=softcap > 0,
         UPCAST=upcast_dots(q.dtype),
@@ -113,36 +130,49 @@ def _merge_shares(
     partial_ptr,
     stats_ptr,
     out_ptr,
-    row,
-    token,
-    head,
+    first_head,
     used,
-    HQ: tl.constexpr,
+    GROUP: tl.constexpr,
     D: tl.constexpr,
     D_BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
+    MERGE_BLOCK: tl.constexpr,
+    MERGE_GROUP: tl.constexpr,
 ):
-    """Write one query head's output from its ``used`` shares, in a fixed order."""
-    shares = tl.arange(0, SPLITS)
+    """Write the outputs of a group of heads from their ``used`` shares, in a fixed order.
+
+    ``first_head`` indexes the group's first head in ``partial`` and ``stats``; ``out_ptr`` points
+    at that head's output.
+    """
+    group = tl.arange(0, MERGE_GROUP)
     columns = tl.arange(0, D_BLOCK)
-    base = (row * HQ + head) * SPLITS
-    present = shares < used
-    peak = tl.load(
-        stats_ptr + (base + shares) * 2, mask=present, other=-float("inf"), cache_modifier=".cg"
+    every = tl.arange(0, SPLITS)
+    in_group = group < GROUP
+    rows = (first_head + group)[:, None] * SPLITS + every[None, :]
+    mask = in_group[:, None] & (every < used)[None, :]
+    peaks = tl.load(stats_ptr + rows * 2, mask=mask, other=-1.0e30, cache_modifier=".cg")
+    masses = tl.load(stats_ptr + rows * 2 + 1, mask=mask, other=0.0, cache_modifier=".cg")
+    peak = tl.max(peaks, axis=1)
+    mass = tl.sum(masses * tl.exp2(peaks - peak[:, None]), axis=1)
+    acc = tl.zeros([MERGE_GROUP, D_BLOCK], tl.float32)
+    for start in range(0, used, MERGE_BLOCK):
+        shares = start + tl.arange(0, MERGE_BLOCK)
+        rows = (first_head + group)[:, None] * SPLITS + shares[None, :]
+        mask = in_group[:, None] & (shares < used)[None, :]
+        share_peaks = tl.load(stats_ptr + rows * 2, mask=mask, other=-1.0e30, cache_modifier=".cg")
+        tile = tl.load(
+            partial_ptr + rows[:, :, None] * D_BLOCK + columns[None, None, :],
+            mask=mask[:, :, None],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        acc += tl.sum(tile * tl.exp2(share_peaks - peak[:, None])[:, :, None], axis=1)
+    y = acc / mass[:, None]
+    tl.store(
+        out_ptr + group[:, None] * D + columns[None, :],
+        y.to(out_ptr.dtype.element_ty),
+        mask=in_group[:, None] & (columns < D)[None, :],
     )
-    mass = tl.load(
-        stats_ptr + (base + shares) * 2 + 1, mask=present, other=0.0, cache_modifier=".cg"
-    )
-    factor = tl.exp2(peak - tl.max(peak, axis=0))
-    tile = tl.load(
-        partial_ptr + (base + shares)[:, None] * D_BLOCK + columns[None, :],
-        mask=present[:, None],
-        other=0.0,
-        cache_modifier=".cg",
-    )
-    y = tl.sum(tile * factor[:, None], axis=0) / tl.sum(mass * factor, axis=0)
-    to = out_ptr + token * (HQ * D) + head * D + columns
-    tl.store(to, y.to(out_ptr.dtype.element_ty), mask=columns < D)
 
 
 @triton.jit
@@ -177,6 +207,9 @@ def _decode_attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     SPLITS: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    MERGE_BLOCK: tl.constexpr,
+    MERGE_GROUP: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     UPCAST: tl.constexpr,
@@ -197,7 +230,8 @@ def _decode_attention_kernel(
     if WINDOW > 0:
         first_tile = tl.maximum(seq_len - WINDOW, 0) // BLOCK_N
     num_tiles = tl.cdiv(seq_len, BLOCK_N) - first_tile
-    tiles_per_split = tl.cdiv(num_tiles, SPLITS)
+    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, SPLITS), MIN_TILES)
+    used = tl.cdiv(num_tiles, tiles_per_split)
     begin = first_tile + split * tiles_per_split
     end = tl.minimum(begin + tiles_per_split, first_tile + num_tiles)
     if begin >= end:
@@ -253,33 +287,32 @@ def _decode_attention_kernel(
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
         peak = new_peak
 
-    if SPLITS == 1:
+    if used == 1:
         to = out_ptr + token * (HQ * D) + heads[:, None] * D + columns[None, :]
         y = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(to, y, mask=in_group[:, None] & in_head[None, :])
-    else:
-        at = (row.to(tl.int64) * HQ + heads) * SPLITS + split
-        tl.store(stats_ptr + at * 2, peak, mask=in_group)
-        tl.store(stats_ptr + at * 2 + 1, mass, mask=in_group)
-        to = partial_ptr + at[:, None] * D_BLOCK + columns[None, :]
-        tl.store(to, acc, mask=in_group[:, None])
-        tl.debug_barrier()  # all stores of this program precede its arrival
-        used = tl.cdiv(num_tiles, tiles_per_split)
-        counter = counters_ptr + row * HK + kv_head
-        arrived = tl.atomic_add(counter, 1, sem="acq_rel")
-        if arrived == used - 1:
-            tl.store(counter, 0)
-            for member in range(GROUP):
-                _merge_shares(
-                    partial_ptr,
-                    stats_ptr,
-                    out_ptr,
-                    row.to(tl.int64),
-                    token,
-                    kv_head * GROUP + member,
-                    used,
-                    HQ,
-                    D,
-                    D_BLOCK,
-                    SPLITS,
-                )
+        return
+    first_head = row.to(tl.int64) * HQ + kv_head * GROUP
+    at = (first_head + group) * SPLITS + split
+    tl.store(stats_ptr + at * 2, peak, mask=in_group)
+    tl.store(stats_ptr + at * 2 + 1, mass, mask=in_group)
+    to_partial = partial_ptr + at[:, None] * D_BLOCK + columns[None, :]
+    tl.store(to_partial, acc, mask=in_group[:, None])
+    tl.debug_barrier()  # all stores of this program precede its arrival
+    counter = counters_ptr + row * HK + kv_head
+    if tl.atomic_add(counter, 1, sem="acq_rel") != used - 1:
+        return
+    tl.store(counter, 0)
+    _merge_shares(
+        partial_ptr,
+        stats_ptr,
+        out_ptr + token * (HQ * D) + kv_head * (GROUP * D),
+        first_head,
+        used,
+        GROUP,
+        D,
+        D_BLOCK,
+        SPLITS,
+        MERGE_BLOCK,
+        MERGE_GROUP,
+    )

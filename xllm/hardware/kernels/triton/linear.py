@@ -2,7 +2,7 @@
 
 A product of 1 to 16 tokens only streams the weight once; its time is the weight's bytes over the
 memory bandwidth. Grid: (output tile, K share). Weights do not depend on earlier kernels, so
-each program requests its first tiles before it waits for its input: the memory stays busy while
+each program requests its first tile before it waits for its input: the memory stays busy while
 the small kernels between two products run.
 """
 
@@ -50,7 +50,6 @@ class StreamTile:
     k_shares: int = 1
     num_warps: int = 4
     num_stages: int = 3
-    prefetch: int = 0  # tiles requested into L2 ahead of the input, besides the first
 
 
 def pack_linear(weight: Tensor, scale: Tensor | None = None) -> PackedLinear:
@@ -77,11 +76,15 @@ def linear(x: Tensor, packed: PackedLinear, bias: Tensor | None = None) -> Tenso
 
 def choose_tile(tokens: int, weight: Tensor, num_sms: int) -> StreamTile | None:
     """The tile for a product of ``tokens`` rows, or None where the library is faster."""
-    outputs = weight.shape[0]
+    outputs, inputs = weight.shape
     if tokens == 1:
-        block_n = 16 if outputs >= 16 * 2 * num_sms else 8
-        return StreamTile(block_n, 512)
-    return StreamTile(16, 256, k_shares=1 if outputs >= 16 * 2 * num_sms else 4)
+        return StreamTile(4 if inputs <= 1024 and outputs <= 1 << 14 else 8, 1024)
+    tiles = triton.cdiv(outputs, 64)
+    shares = 1
+    # Two programs fit on a multiprocessor; a share shorter than 1024 inputs is all overhead.
+    while shares < 4 and tiles * shares * 2 <= 2 * num_sms and inputs >= shares * 2048:
+        shares *= 2
+    return StreamTile(64, 128, shares, num_stages=4)
 
 
 def stream_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None, tile: StreamTile) -> Tensor:
@@ -115,7 +118,6 @@ def stream_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None, tile: St
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
         STAGES=tile.num_stages,
-        PREFETCH=tile.prefetch if x.device.type == "cuda" else 0,
         UPCAST=upcast_dots(x.dtype),
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
@@ -123,19 +125,6 @@ def stream_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None, tile: St
         **pdl_options(x.device),
     )
     return out
-
-
-@triton.jit
-def _prefetch_l2(pointers):
-    """Request the lines at ``pointers`` into the L2 cache."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
-        "=r,l",
-        [pointers.to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -157,7 +146,6 @@ def _stream_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr,
     UPCAST: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
@@ -170,9 +158,6 @@ def _stream_linear_kernel(
     rows = weight_ptr + n.to(tl.int64)[:, None] * K
     EVEN: tl.constexpr = K % BLOCK_K == 0 and K_PER_SHARE * SHARES == K
     allow_consumers(PDL)
-    if PREFETCH > 0:
-        lines = start + BLOCK_K + tl.arange(0, PREFETCH * BLOCK_K // 64) * 64
-        _prefetch_l2(rows + tl.minimum(lines, K - 1)[None, :])
     first_mask = in_n[:, None]
     if not EVEN:
         first_mask = first_mask & ((start + k) < K)[None, :]
@@ -224,7 +209,7 @@ def _stream_linear_kernel(
     mask = in_n[:, None] & (t < num_tokens)[None, :]
     at = t.to(tl.int64)[None, :] * outputs + n[:, None]
     if SHARES > 1:
-        span = num_tokens.to(tl.int64) * outputs
+        span = num_tokens * outputs  # SHARES * T * N stays below 2**31
         tl.store(partial_ptr + share * span + at, y, mask=mask)
         tl.debug_barrier()  # all stores of this program precede its arrival
         counter = counters_ptr + tl.program_id(0)

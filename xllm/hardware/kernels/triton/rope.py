@@ -192,8 +192,8 @@ def _kernel(
         slot = tl.load(slots_ptr + token)
         block = slot // BLOCK_SIZE
         within = slot % BLOCK_SIZE
-        heads = tl.arange(0, HEADS_K)
-        inside_heads = heads < tl.where(slot >= 0, HK, 0)
+        kv_heads = tl.arange(0, HEADS_K)
+        inside_kv = kv_heads < tl.where(slot >= 0, HK, 0)
         if part == QUERY_PARTS:
             _rotate_heads(
                 source + HQ * D,
@@ -202,8 +202,8 @@ def _kernel(
                 k_stride_head,
                 k_weight_ptr,
                 cos_sin_row,
-                heads,
-                inside_heads,
+                kv_heads,
+                inside_kv,
                 eps,
                 offset,
                 D,
@@ -214,9 +214,9 @@ def _kernel(
             )
         else:
             columns = tl.arange(0, D_BLOCK)
-            mask = inside_heads[:, None] & (columns < D)[None, :]
-            at = (HQ + HK) * D + heads[:, None] * D + columns[None, :]
+            mask = inside_kv[:, None] & (columns < D)[None, :]
+            at = (HQ + HK) * D + kv_heads[:, None] * D + columns[None, :]
             value = tl.load(source + at, mask=mask, other=0.0)
             to = v_cache_ptr + block * v_stride_block + within * v_stride_token
-            to += heads[:, None] * v_stride_head + columns[None, :]
+            to += kv_heads[:, None] * v_stride_head + columns[None, :]
             tl.store(to, value.to(v_cache_ptr.dtype.element_ty), mask=mask)

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from xllm.hardware.kernels.triton.launch import (
+    MAX_COUNTERS,
     allow_consumers,
     arrival_counters,
     pdl_options,
@@ -21,31 +22,22 @@ from xllm.hardware.kernels.triton.launch import (
 )
 
 _COLUMNS_PER_SHARE = 8192
-_BLOCK = 2048
+_BLOCK = 1024
+LN2 = tl.constexpr(0.6931471805599453)
 
 
-def sample(
+def sample_tokens(
     logits: Tensor,
-    vocab_size: int,
     inverse_temperature: Tensor,
     keys: Tensor,
     tokens: Tensor,
     best_logits: Tensor,
     token_table: Tensor,
-    table_index: Tensor,
+    write_index: Tensor,
 ) -> None:
-    """Sample one token per row and write it where the next step reads it.
-
-    Args:
-        logits: (M, V') any float dtype, V' at least ``vocab_size``.
-        vocab_size: tokens that may be sampled.
-        inverse_temperature: (M,) float32; 0 samples greedily.
-        keys: (2, M) int32 from ``rng.row_keys``; unused by greedy rows.
-        tokens: (M,) int32, written.
-        best_logits: (M,) float32, written: the largest logit, NaN if the row has one.
-        token_table: flat int32 token rows, written at ``table_index`` (M,) int64; negative skips.
-    """
-    rows = logits.shape[0]
+    """See ``ops.sample_tokens``."""
+    rows, vocab_size = logits.shape
+    assert rows <= MAX_COUNTERS
     shares = triton.cdiv(vocab_size, _COLUMNS_PER_SHARE)
     partial = torch.empty((rows, 3, shares), dtype=torch.float32, device=logits.device)
     _sample_kernel[(shares, rows)](
@@ -55,12 +47,12 @@ def sample(
         tokens,
         best_logits,
         token_table,
-        table_index,
+        write_index,
         partial,
         arrival_counters(logits.device),
-        rows,
         vocab_size,
         logits.stride(0),
+        keys.stride(0),
         SHARES=shares,
         SHARES_BLOCK=triton.next_power_of_2(shares),
         COLUMNS=_COLUMNS_PER_SHARE,
@@ -80,8 +72,8 @@ def exponential_log(key0, key1, token_ids):
     x = (x ^ (x >> 15)) >> 1
     v = tl.minimum(x.to(tl.float32) * (1.0 / 2147483648.0) + 1.0 / 4294967296.0, 0.99999994)
     # -log(1 - v): the series where 1 - v would round v away.
-    draw = tl.where(v < 1.0e-3, v * (1.0 + v * (0.5 + v * 0.33333334)), -tl.log(1.0 - v))
-    return tl.log(draw)
+    draw = tl.where(v < 1.0e-3, v * (1.0 + v * (0.5 + v * 0.33333334)), tl.log2(1.0 - v) * -LN2)
+    return tl.log2(draw) * LN2
 
 
 @triton.jit
@@ -92,12 +84,12 @@ def _sample_kernel(
     tokens_ptr,  # (M,)
     best_ptr,  # (M,)
     table_ptr,  # flat
-    table_index_ptr,  # (M,)
+    write_index_ptr,  # (M,)
     partial_ptr,  # (M, 3, SHARES): score, token as float bits, largest logit
     counters_ptr,  # (M,) zero on entry and exit
-    rows,
     vocab_size,
     logits_stride,
+    keys_stride,
     SHARES: tl.constexpr,
     SHARES_BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -110,19 +102,17 @@ def _sample_kernel(
     allow_consumers(PDL)
     inverse_temperature = tl.load(inverse_temperature_ptr + row)
     key0 = tl.load(keys_ptr + row)
-    key1 = tl.load(keys_ptr + rows + row)
+    key1 = tl.load(keys_ptr + keys_stride + row)
     logits_row = logits_ptr + row.to(tl.int64) * logits_stride
     lane = tl.arange(0, BLOCK)
     score = tl.full([BLOCK], -float("inf"), tl.float32)
     token = tl.zeros([BLOCK], tl.int32) + share * COLUMNS + lane
     peak = tl.full([BLOCK], -float("inf"), tl.float32)
-    broken = tl.zeros([BLOCK], tl.int32)
     for at in range(0, COLUMNS, BLOCK):
         columns = share * COLUMNS + at + lane
         x = tl.load(logits_row + columns, mask=columns < vocab_size, other=-float("inf"))
         x = x.to(tl.float32)
-        broken |= (x != x).to(tl.int32)
-        peak = tl.maximum(peak, x)
+        peak = tl.maximum(peak, x, propagate_nan=tl.PropagateNan.ALL)
         drawn = x
         if inverse_temperature > 0.0:
             drawn = x * inverse_temperature - exponential_log(key0, key1, columns)
@@ -133,7 +123,7 @@ def _sample_kernel(
     # Lanes hold several columns each: among equal scores the smallest token wins.
     winner = tl.min(tl.where(score == top, token, 2147483647), axis=0)
     highest = tl.max(peak, axis=0)
-    if tl.max(broken, axis=0) > 0:
+    if tl.max((peak != peak).to(tl.int32), axis=0) > 0:
         highest = float("nan")
     out = partial_ptr + row.to(tl.int64) * 3 * SHARES + share
     tl.store(out, top)
@@ -158,6 +148,6 @@ def _sample_kernel(
         best = float("nan")
     tl.store(tokens_ptr + row, chosen)
     tl.store(best_ptr + row, best)
-    index = tl.load(table_index_ptr + row)
+    index = tl.load(write_index_ptr + row)
     if index >= 0:
         tl.store(table_ptr + index, chosen)

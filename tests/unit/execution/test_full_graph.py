@@ -1,0 +1,89 @@
+"""Decode steps through graphs: buckets, padding, capture order, and the same tokens as eager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.contract.equivalence.tiny_engine import VOCAB_SIZE, TinyEngine, request, write_checkpoint
+from tests.fakes.graphs import FakeGraphs
+from xllm.core.request.request import Request
+from xllm.execution.executor.runners.full_graph import buckets
+from xllm.hardware.platforms import cpu
+from xllm.modeling.attention import GraphSupport
+from xllm.modeling.attention import torch as torch_backend
+
+MAX_ROWS = 6
+
+
+def test_buckets_are_few_and_end_at_the_largest_batch() -> None:
+    assert buckets(1) == [1]
+    assert buckets(6) == [1, 2, 4, 6]
+    assert buckets(256) == [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256]
+    assert len(buckets(1024)) == 18
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> FakeGraphs:
+    """The CPU as a device with graphs."""
+    fake = FakeGraphs()
+    monkeypatch.setattr(cpu.Platform, "graphs", fake)
+    monkeypatch.setattr(torch_backend.Backend, "graph_support", GraphSupport.DECODE)
+    return fake
+
+
+def _requests(**params: float) -> list[Request]:
+    rng = np.random.default_rng(1)
+    return [
+        request(
+            handle, rng.integers(0, VOCAB_SIZE, 5 + 9 * handle).tolist(), 6, seed=handle, **params
+        )
+        for handle in range(5)
+    ]
+
+
+def _eager(files, requests: list[Request], monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as context:
+        context.setattr(cpu.Platform, "graphs", None)
+        return TinyEngine(files, max_rows=MAX_ROWS).run(requests)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.9},
+        {"temperature": 0.9, "top_k": 5, "frequency_penalty": 0.5},
+    ],
+    ids=["greedy", "drawn in the graph", "sampled after the graph"],
+)
+def test_graph_steps_give_the_tokens_of_eager_steps(
+    family: str, overlap: bool, params: dict, tmp_path: Path, graphs: FakeGraphs, monkeypatch
+) -> None:
+    files = write_checkpoint(tmp_path, family)
+    requests = _requests(**params)
+    expected = _eager(files, requests, monkeypatch)
+    engine = TinyEngine(files, max_rows=MAX_ROWS, overlap=overlap)
+    assert engine.run(requests) == expected
+    assert sum(graph.num_replays for graph in graphs.captured) >= 5
+
+
+def test_graphs_are_captured_largest_first_and_small_batches_take_small_ones(
+    tmp_path: Path, graphs: FakeGraphs
+) -> None:
+    engine = TinyEngine(write_checkpoint(tmp_path, "llama"), max_rows=MAX_ROWS)
+    assert [len(graph.output.tokens) for graph in graphs.captured] == [6, 4, 2, 1]
+    before = [graph.num_replays for graph in graphs.captured]
+    engine.run(_requests(temperature=0.0)[:3])
+    replays = [g.num_replays - b for g, b in zip(graphs.captured, before, strict=True)]
+    assert replays == [0, 5, 0, 0]
+
+
+def test_eager_is_kept_on_request(tmp_path: Path, graphs: FakeGraphs, monkeypatch) -> None:
+    monkeypatch.setattr(torch_backend.Backend, "graph_support", GraphSupport.NONE)
+    TinyEngine(write_checkpoint(tmp_path, "llama"), max_rows=MAX_ROWS)
+    assert graphs.captured == []

@@ -1,0 +1,77 @@
+"""Decode steps through device graphs, and the sampling after them that no graph contains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from xllm.core.messages.worker import StepPlan
+from xllm.execution.executor.runners.full_graph import DecodeOutput, DecodeRows, FullGraphRunner
+from xllm.execution.sampling import Sampler
+from xllm.execution.sampling.sampler import Samples
+from xllm.execution.sampling.step import SamplingStep
+from xllm.execution.worker.rows import Rows
+
+_NO_ENTRIES = np.empty(0, np.int64)
+_NO_COUNTS = np.empty(0, np.int32)
+
+
+class GraphStep:
+    """Takes steps in which every row computes its newest token and samples the next.
+
+    ``num_eager`` counts such steps that had no graph.
+    """
+
+    def __init__(self, runner: FullGraphRunner, rows: Rows, sampler: Sampler) -> None:
+        self._runner = runner
+        self._rows = rows
+        self._sampler = sampler
+        self.num_eager = 0
+
+    @property
+    def num_replays(self) -> int:
+        """Steps that ran as a graph."""
+        return self._runner.num_replays
+
+    def capture(self, progress: Callable[[int, int], None]) -> None:
+        """Capture the graphs; told how many are done of how many."""
+        self._runner.capture(progress)
+
+    def execute(self, plan: StepPlan) -> Samples | None:
+        """Queue the step and write its tokens back; None if it must run eagerly."""
+        if not self._is_decode(plan):
+            return None
+        if not self._runner.can_run(len(plan.rows)):
+            self.num_eager += 1
+            return None
+        seq_lens = plan.num_computed + 1
+        step = SamplingStep.of(
+            plan.rows.astype(np.int64),
+            seq_lens.astype(np.int64),
+            self._rows.prompt_lens,
+            self._rows.token_ids,
+        )
+        draws = self._sampler.plain_draws(step)
+        if draws is None:
+            return self._sample_after(DecodeRows(plan.rows, seq_lens, None, None), step)
+        output = self._runner.run(
+            DecodeRows(plan.rows, seq_lens, draws.inverse_temperature, draws.keys)
+        )
+        return Samples(output.tokens, output.best_logits, _NO_ENTRIES, _NO_COUNTS, None)
+
+    def _is_decode(self, plan: StepPlan) -> bool:
+        """Rows past their prompt, one token each, all sampling."""
+        return bool(
+            plan.samples.all()
+            and (plan.num_scheduled == 1).all()
+            and (plan.num_computed >= self._rows.prompt_lens[plan.rows]).all()
+        )
+
+    def _sample_after(self, rows: DecodeRows, step: SamplingStep) -> Samples:
+        """Sample from the graph's logits; its own greedy tokens are overwritten in the rows."""
+        staged = self._sampler.stage(step)
+        output: DecodeOutput = self._runner.run(rows)
+        samples = self._sampler.sample(output.logits, staged)
+        self._rows.token_ids.view(-1)[output.write_index] = samples.token_ids.int()
+        return samples

@@ -1,0 +1,93 @@
+"""NVIDIA GPUs of compute capability 8.0 and later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from xllm.hardware.kernels import ops
+from xllm.hardware.platforms import base
+
+_MIN_CAPABILITY = (8, 0)
+
+
+class CudaGraph:
+    """One captured piece of work. ``output`` is what it returned; replays overwrite its tensors."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, output: Any) -> None:
+        self._graph = graph
+        self.output = output
+
+    def replay(self) -> None:
+        """Queue the work on the current stream."""
+        self._graph.replay()
+
+
+class CudaGraphs:
+    """Captures work into graphs that share one memory pool.
+
+    Sharing is sound because graphs are replayed one after the other on one stream, and what a
+    graph returns is read before the next one runs.
+    """
+
+    def __init__(self) -> None:
+        self._pool: tuple[int, int] | None = None
+
+    def capture(self, work: Callable[[], Any]) -> CudaGraph:
+        """Record what ``work`` launches. It must have run before, outside capture, so that
+        kernels are compiled and libraries initialized."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            output = work()
+        self._pool = graph.pool()
+        return CudaGraph(graph, output)
+
+
+class Platform(base.Platform):
+    """One GPU of this process: the current device."""
+
+    name = "cuda"
+    kernels = "triton"
+    collective_backend = "nccl"
+    async_device = True
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.graphs = CudaGraphs()
+
+    @staticmethod
+    def is_available() -> bool:
+        return torch.cuda.is_available() and torch.cuda.get_device_capability() >= _MIN_CAPABILITY
+
+    def start(self, num_threads: int = 0) -> None:
+        if num_threads:
+            torch.set_num_threads(num_threads)
+        torch.cuda.set_device(self.device)
+        ops.use_platform(self.kernels)
+
+    def memory_info(self) -> base.MemoryInfo:
+        """What the driver reports; memory that torch holds without using it counts as free."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        stats = torch.cuda.memory_stats(self.device)
+        reserved = stats.get("reserved_bytes.all.current", 0)
+        used = stats.get("allocated_bytes.all.current", 0)
+        return base.MemoryInfo(total_bytes=total, free_bytes=free + reserved - used)
+
+    @property
+    def supports_bf16_compute(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    @property
+    def description(self) -> str:
+        found = torch.cuda.get_device_properties(self.device)
+        return (
+            f"{found.name}, {found.total_memory / 2**30:.0f} GiB, "
+            f"{found.multi_processor_count} multiprocessors, "
+            f"compute capability {found.major}.{found.minor}"
+        )
