@@ -51,6 +51,8 @@ def config_from_header(header: GgufHeader, path: str | os.PathLike[str]) -> dict
         "max_position_embeddings": fields.need("context_length"),
         "vocab_size": _embedding_rows(header),
         "tie_word_embeddings": "output.weight" not in header.tensors,
+        "attention_bias": "blk.0.attn_output.bias" in header.tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
         "rope_parameters": _rope(header, fields, head_dim, path),
         "eos_token_id": end_token_ids(header.metadata),
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),

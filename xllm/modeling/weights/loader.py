@@ -71,7 +71,8 @@ def load_weights(model: CausalLM, checkpoint: Checkpoint, progress: Progress | N
     most one layer is held twice.
 
     Raises:
-        ValueError: tensors are missing or of the wrong shape; the message names them.
+        ValueError: tensors are missing, of the wrong shape, or parts of a layer that this model
+            has not; the message names them.
     """
     targets = model_targets(model)
     stored_names = _match(model, targets, checkpoint)
@@ -119,6 +120,9 @@ def _match(
             hint = " (config.json says tie_word_embeddings is false, so the head must be stored)"
         raise ValueError(f"the checkpoint lacks {_listed(missing)}{hint}")
     unexpected = [name for name in unused if not _expected_leftover(name, model)]
+    inside = [name for name in unexpected if name.startswith(("model.", "lm_head."))]
+    if inside:  # to leave out a bias or a norm would give wrong answers
+        raise ValueError(f"the model has no place for {_listed(inside)} of the checkpoint")
     if unexpected:
         logger.warning("the model does not use %s of the checkpoint", _listed(unexpected))
     return matched
