@@ -112,6 +112,7 @@ class FakeWorker:
         self._rows: dict[int, _Row] = {}
         self._in_flight: deque[set[tuple[int, int, int]]] = deque()  # (group, block, row)
         self._touched: set[tuple[int, int, int]] = set()
+        self._missed_frees: set[int] = set()  # of steps that raised before they took effect
         self.healthy = True
         self.plans: list[StepPlan] = []
 
@@ -132,6 +133,7 @@ class FakeWorker:
         self.plans.append(plan)
         raises = self._raise_at.get(plan.step_id)
         if raises:
+            self._missed_frees.update(plan.freed_rows.tolist())
             raise RuntimeError(f"injected in step {plan.step_id}")
         result: StepResult | Exception
         self.healthy = False  # if the plan makes no sense, the loop must not hide it
@@ -174,7 +176,11 @@ class FakeWorker:
     def _start_rows(self, new: NewRows) -> None:
         offset = 0
         for index, row in enumerate(new.rows.tolist()):
-            assert row not in self._rows, "a row starts that was not freed"
+            known = row in self._rows and row not in self._missed_frees
+            assert not known, "a row starts that was not freed"
+            self._missed_frees.discard(row)
+            for table in self._tables:
+                table.pop(row, None)
             count = int(new.num_tokens[index])
             tokens = new.token_ids[offset : offset + count].tolist()
             self._rows[row] = _Row(new.sampling[index], int(new.prompt_lens[index]), tokens)

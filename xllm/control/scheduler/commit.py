@@ -27,7 +27,7 @@ class Committer:
         for index, reason in result.failed.items():
             self._quarantine(int(step.rows[plan.samples][index]), reason)
         sampled = self._take_tokens(step, result)
-        self._publish(step)
+        self._publish(step, sampled)
         if step.num_decodes < step.rows.size:
             self._outputs.add_prompt_logprobs(result.prompt_logprobs)
             self._end_prompts(step)
@@ -83,13 +83,13 @@ class Committer:
         self._state.counters.generation_tokens += rows.size
         return Sampled(rows, totals, tokens, kept)
 
-    def _publish(self, step: StepInFlight) -> None:
+    def _publish(self, step: StepInFlight, sampled: Sampled) -> None:
         table = self._state.table
-        live = table.live[step.rows]
-        if np.count_nonzero(live) == live.size:
-            self._state.blocks.retire(step.rows, step.ends, table.token_ids)
-        else:
-            self._state.blocks.retire(step.rows[live], step.ends[live], table.token_ids)
+        rows, ends = step.rows, step.ends
+        if sampled.rows.size < rows.size:
+            live = table.live[rows]
+            rows, ends = rows[live], ends[live]
+        self._state.blocks.retire(rows, ends, table.token_ids)
 
     def _end_prompts(self, step: StepInFlight) -> None:
         """Rows whose prompt is computed now: let siblings in; a scoring request is over."""

@@ -59,6 +59,9 @@ class Scheduler:
         self._preemption = Preemption(self._state)
         self._committer = Committer(self._state)
         self._stalled_steps = 0
+        # Columns of steady decode plans, sliced instead of built; workers only read plans.
+        self._ones = np.ones(config.max_num_seqs, np.int32)
+        self._trues = np.ones(config.max_num_seqs, np.bool_)
         self._phases = {
             Phase.DECODE: self._decode,
             Phase.CONTINUE: self._continue,
@@ -117,7 +120,7 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None when nothing can run before a commit or an arrival.
 
-        The plan's arrays are borrowed from nobody: they stay as they are.
+        The plan's arrays stay as they are, and are read only: plans share constant columns.
         """
         state = self._state
         draft = StepDraft(TokenBudget(self._config.max_num_batched_tokens))
@@ -187,8 +190,8 @@ class Scheduler:
         state, table = self._state, self._state.table
         rows, known = draft.decode_rows, draft.decode_known
         num_decodes = rows.size
-        starts, counts = known - 1, np.ones(num_decodes, np.int32)
-        samples = np.ones(num_decodes, np.bool_)
+        starts, ends = known - 1, known
+        counts, samples = self._ones[:num_decodes], self._trues[:num_decodes]
         table.num_known[rows] = known + 1
         if draft.chunks:
             chunk_rows, chunk_starts, chunk_counts, chunk_samples = self._advance_chunks(draft)
@@ -196,7 +199,7 @@ class Scheduler:
             starts = np.concatenate([starts, chunk_starts])
             counts = np.concatenate([counts, chunk_counts])
             samples = np.concatenate([samples, chunk_samples])
-        ends = starts + counts
+            ends = starts + counts
         table.num_computed[rows] = ends
         table.in_flight[rows] += 1
         plan = StepPlan(

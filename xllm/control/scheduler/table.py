@@ -10,6 +10,7 @@ from xllm.core.utils.arrays import BoolArray, Int32Array
 
 Rows = npt.NDArray[np.intp]
 _NO_ROWS: Rows = np.zeros(0, np.intp)
+_NO_FREED: Int32Array = np.zeros(0, np.int32)
 
 
 class RowTable:
@@ -100,6 +101,8 @@ class RowTable:
 
     def take_freed(self) -> Int32Array:
         """Rows released since the last call."""
+        if not self._freed:
+            return _NO_FREED
         freed = np.array(self._freed, np.int32)
         self._freed.clear()
         return freed

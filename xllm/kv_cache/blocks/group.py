@@ -14,7 +14,7 @@ from xllm.kv_cache.blocks.table import BlockTable, Rows
 from xllm.kv_cache.layout import CacheGroup, CacheSpec
 from xllm.kv_cache.layout.sizing import blocks_for
 from xllm.kv_cache.prefix import BlockKeys, PrefixCache
-from xllm.kv_cache.prefix.keys import TOKEN_DTYPE
+from xllm.kv_cache.prefix.keys import TOKEN_DTYPE, keys_at
 from xllm.kv_cache.prefix.match import first_visible_block
 
 NEVER = np.iinfo(np.int32).max
@@ -35,15 +35,19 @@ class GroupBlocks:
         self.pool = BlockPool(group.num_blocks, self.cache)
         self.table = BlockTable(num_rows, blocks_for(max_tokens, self.block_size), self.block_size)
         self.publish_at = np.full(num_rows, NEVER, np.int32)
+        self._num_published = np.zeros(num_rows, np.int32)  # index of the next block to publish
         self.release_at = np.full(num_rows, NEVER, np.int32)
         self.log = AppendLog()
+        self._offsets = np.arange(self.block_size)
 
     def start(self, row: int, first: int, shared: list[int], publish_limit: int) -> None:
         """Begin a row whose blocks ``first ..`` are the already locked ``shared`` ones."""
         self.table.start(row, first)
         self.table.append(row, shared)
         self.log.add(row, first, shared)
-        self._set_publish(row, first + len(shared), publish_limit)
+        self._num_published[row] = first + len(shared)
+        at = (first + len(shared) + 1) * self.block_size
+        self.publish_at[row] = at if at <= publish_limit else NEVER
         self._set_release(row)
 
     def missing(self, row: int, num_tokens: int) -> int:
@@ -68,7 +72,7 @@ class GroupBlocks:
         rows: Rows,
         num_computed: Int32Array,
         limits: Int32Array,
-        keys: Sequence[BlockKeys | None],
+        keys: Sequence[BlockKeys],
         token_ids: npt.NDArray[np.int32],
     ) -> None:
         """Let the prefix cache learn the full blocks of rows that are due.
@@ -81,27 +85,23 @@ class GroupBlocks:
             token_ids: (num_rows, max_model_len) token table.
         """
         size = self.block_size
-        first = self.publish_at[rows] // size - 1
-        full = np.minimum(num_computed, limits) // size
-        while rows.size:
-            at = (first * size)[:, None] + np.arange(size)
-            raw = token_ids[rows[:, None], at].astype(TOKEN_DTYPE, copy=False).tobytes()
-            stride = len(raw) // rows.size
-            insert = self.cache.insert
-            for place, (row, index, block) in enumerate(
-                zip(
-                    rows.tolist(), first.tolist(), self.table.ids[rows, first].tolist(), strict=True
-                )
-            ):
-                row_keys = keys[row]
-                assert row_keys is not None
-                at_byte = place * stride
-                insert(row_keys.at(index, size, raw[at_byte : at_byte + stride]), block)
-            first = first + 1
-            next_at = (first + 1) * size
-            self.publish_at[rows] = np.where(next_at <= limits, next_at, NEVER)
-            more = first < full
-            rows, first, full, limits = rows[more], first[more], full[more], limits[more]
+        flat, width = token_ids.reshape(-1), token_ids.shape[1]
+        while True:
+            index = self._num_published[rows]
+            places = (rows * width + index * size)[:, None] + self._offsets
+            raw = flat[places].astype(TOKEN_DTYPE, copy=False).tobytes()
+            sequences = [keys[row] for row in rows.tolist()]
+            learned = keys_at(sequences, index.tolist(), size, raw)
+            self.cache.insert(learned, self.table.ids[rows, index].tolist())
+            index += 1
+            self._num_published[rows] = index
+            next_at = (index + 1) * size
+            next_at[next_at > limits] = NEVER
+            self.publish_at[rows] = next_at
+            more = num_computed >= next_at
+            if not np.count_nonzero(more):
+                return
+            rows, num_computed, limits = rows[more], num_computed[more], limits[more]
 
     def release_outside_window(self, row: int, num_computed: int) -> None:
         """Release the blocks that no token from ``num_computed`` on can see."""
@@ -114,10 +114,6 @@ class GroupBlocks:
         self.pool.release(self.table.clear(row))
         self.publish_at[row] = self.release_at[row] = NEVER
         self.log.drop(row)
-
-    def _set_publish(self, row: int, published: int, limit: int) -> None:
-        at = (published + 1) * self.block_size
-        self.publish_at[row] = at if at <= limit else NEVER
 
     def _set_release(self, row: int) -> None:
         if self.spec.window is not None:

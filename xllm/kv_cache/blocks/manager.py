@@ -41,7 +41,9 @@ class BlockManager:
         self._views = [GroupView(group.spec, group.cache) for group in self._groups]
         self._bounds = [max_blocks_per_sequence(group.spec, demand) for group in groups]
         self._secret = secret
-        self._keys: list[BlockKeys | None] = [None] * demand.max_num_seqs
+        # Rows without keys of their own never publish; they all hold this placeholder.
+        self._no_keys = self.keys(PrefixIdentity())
+        self._keys = [self._no_keys] * demand.max_num_seqs
         self._publish_limit = np.zeros(demand.max_num_seqs, np.int32)
         self.demand = demand
         self.capacity_tokens = capacity_tokens(groups, demand)
@@ -107,7 +109,7 @@ class BlockManager:
         end = found.num_tokens + step_tokens
         for group in self._groups:
             group.extend(row, group.missing(row, footprint if group.spec.window is None else end))
-        self._keys[row] = keys
+        self._keys[row] = keys or self._no_keys
         self._publish_limit[row] = limit
         return True
 
@@ -137,7 +139,7 @@ class BlockManager:
             if forget:
                 group.cache.forget(group.table.live(row).tolist())
             group.free(row)
-        self._keys[row] = None
+        self._keys[row] = self._no_keys
         self._publish_limit[row] = 0
 
     def reclaimable(self, row: int) -> list[int]:

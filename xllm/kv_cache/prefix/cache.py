@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class PrefixCache:
@@ -34,12 +34,12 @@ class PrefixCache:
         """The block with this key."""
         return self._block_of.get(key)
 
-    def insert(self, key: bytes, block: int) -> bool:
-        """Remember a block that is in use; False when another block has the key already."""
-        if self._block_of.setdefault(key, block) != block:
-            return False
-        self._key_of[block] = key
-        return True
+    def insert(self, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Remember blocks that are in use, except where another block has the key already."""
+        block_of, key_of = self._block_of, self._key_of
+        for key, block in zip(keys, blocks, strict=True):
+            if block_of.setdefault(key, block) == block:
+                key_of[block] = key
 
     def lock(self, block: int) -> None:
         """An unlocked block is in use again."""

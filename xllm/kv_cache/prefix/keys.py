@@ -96,22 +96,14 @@ class BlockKeys:
             tokens = token_ids[first * block_size : num_blocks * block_size]
             raw = np.ascontiguousarray(tokens, dtype=TOKEN_DTYPE).tobytes()
             stride = TOKEN_DTYPE.itemsize * block_size
-            for index in range(first, num_blocks):
-                at = (index - first) * stride
-                self.at(index, block_size, raw[at : at + stride])
+            for at in range(0, len(raw), stride):
+                self._append(chain, block_size, raw[at : at + stride])
         return chain
 
-    def at(self, index: int, block_size: int, raw: bytes) -> bytes:
-        """The key of block ``index``; those of all blocks before it are known.
-
-        Args:
-            raw: its tokens as ``TOKEN_DTYPE`` bytes.
-        """
-        chain = self._chains[block_size]
-        if len(chain) == index + 1:
-            media = self._media_in(index * block_size, block_size) if self._starts else b""
-            chain.append(hashlib.sha256(chain[index] + raw + media).digest())
-        return chain[index + 1]
+    def _append(self, chain: list[bytes], block_size: int, raw: bytes) -> None:
+        index = len(chain) - 1
+        media = self._media_in(index * block_size, block_size) if self._starts else b""
+        chain.append(hashlib.sha256(chain[index] + raw + media).digest())
 
     def _media_in(self, start: int, block_size: int) -> bytes:
         """Digests of the media items that reach into the block, with their offsets in it."""
@@ -122,3 +114,23 @@ class BlockKeys:
             for span in self._identity.media[:last]
             if span.start + span.length > start
         )
+
+
+def keys_at(
+    sequences: Sequence[BlockKeys], indexes: Sequence[int], block_size: int, raw: bytes
+) -> list[bytes]:
+    """The key of one block of each sequence; those of the blocks before it are known.
+
+    Args:
+        indexes: (N,) index of the block in each sequence.
+        raw: tokens of the N blocks as ``TOKEN_DTYPE`` bytes, one after the other.
+    """
+    stride = TOKEN_DTYPE.itemsize * block_size
+    keys, at = [], 0
+    for sequence, index in zip(sequences, indexes, strict=True):
+        chain = sequence._chains[block_size]
+        if len(chain) == index + 1:
+            sequence._append(chain, block_size, raw[at : at + stride])
+        keys.append(chain[index + 1])
+        at += stride
+    return keys
