@@ -61,6 +61,7 @@ class GraphSupport(enum.IntEnum):
 class AttentionBackend(Protocol):
     """Paged causal attention on one kind of device. Holds no request state."""
 
+    device_type: str  # where it runs, as torch names it
     graph_support: GraphSupport
     preferred_block_size: int
 

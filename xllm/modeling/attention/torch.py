@@ -12,6 +12,7 @@ from xllm.modeling.layers.attention import Attention
 class Backend:
     """Needs no plan. Keeps each head's keys of a block contiguous, so that decode streams them."""
 
+    device_type = "cpu"
     graph_support = GraphSupport.NONE
     preferred_block_size = 16
 

@@ -15,6 +15,7 @@ class Backend:
     A block's keys and values lie together, each head's contiguous.
     """
 
+    device_type = "cuda"
     graph_support = GraphSupport.ALWAYS
     preferred_block_size = 32
 
