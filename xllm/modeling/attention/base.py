@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -87,6 +87,13 @@ class AttentionBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class _CachedLayer(Protocol):
+    layer_id: int
+
+    def cache_spec(self, block_size: int, dtype_bytes: int) -> CacheSpec: ...
+
+
 def cache_groups(model: nn.Module, block_size: int, dtype_bytes: int) -> tuple[CacheGroup, ...]:
     """The model's attention layers grouped by equal cache spec, unsized.
 
@@ -95,7 +102,7 @@ def cache_groups(model: nn.Module, block_size: int, dtype_bytes: int) -> tuple[C
     """
     groups: dict[CacheSpec, list[int]] = {}
     for module in model.modules():
-        if hasattr(module, "cache_spec"):
+        if isinstance(module, _CachedLayer):
             spec = module.cache_spec(block_size, dtype_bytes)
             groups.setdefault(spec, []).append(module.layer_id)
     return tuple(CacheGroup(spec=spec, layers=tuple(ids)) for spec, ids in groups.items())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,11 @@ class Linear(nn.Module):
         shards: checkpoint name and rows of each part, in the order of the merged matrix. Names
             replace the last part of the layer's own name. None for an unmerged layer.
     """
+
+    # Storage of the method: filled while loading, then packed.
+    weight: Tensor
+    scale: Tensor
+    packed: Any
 
     def __init__(
         self,

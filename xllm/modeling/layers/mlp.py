@@ -33,4 +33,5 @@ class GatedMLP(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(ops.act_and_mul(self.gate_up_proj(x), self.activation))
+        out: Tensor = self.down_proj(ops.act_and_mul(self.gate_up_proj(x), self.activation))
+        return out

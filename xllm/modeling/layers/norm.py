@@ -21,8 +21,11 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype), False)
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
-        dummy = "zeros" if self.offset else "ones"
-        yield f"{prefix}.weight", Target(tuple(self.weight.shape), self.weight.copy_, dummy)
+        shape = tuple(self.weight.shape)
+        yield f"{prefix}.weight", Target(shape, self._load, "zeros" if self.offset else "ones")
+
+    def _load(self, weight: Tensor) -> None:
+        self.weight.copy_(weight)
 
     def after_load(self) -> None:
         pass

@@ -61,7 +61,8 @@ class SelfAttention(nn.Module):
         )
 
     def forward(self, x: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
-        return self.o_proj(self.attn(self.qkv_proj(x), positions, context))
+        out: Tensor = self.o_proj(self.attn(self.qkv_proj(x), positions, context))
+        return out
 
 
 class DecoderLayer(nn.Module):
@@ -154,11 +155,12 @@ class CausalLM(nn.Module):
 
     def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         """input_ids (T,), positions (T,) -> hidden states (T, H); writes the KV caches."""
-        return self.model(input_ids, positions, context)
+        hidden: Tensor = self.model(input_ids, positions, context)
+        return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden (M, H) -> logits (M, V) float32."""
-        logits = self.lm_head(hidden).float()
+        logits: Tensor = self.lm_head(hidden).float()
         cap = self.config.logits_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
