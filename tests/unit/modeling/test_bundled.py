@@ -61,7 +61,8 @@ def leftovers(tmp_path):
     return sorted(path.name for path in (tmp_path / "cache" / "models").iterdir())
 
 
-def test_parts_are_joined_and_kept(model, tmp_path):
+def test_parts_are_joined_and_kept(model, tmp_path, caplog):
+    caplog.set_level("INFO", logger=bundled.__name__)
     seen = []
     assert bundled.bundled_path("tiny") is None
     path = bundled.pull("tiny", lambda *progress: seen.append(progress))
@@ -69,6 +70,7 @@ def test_parts_are_joined_and_kept(model, tmp_path):
     assert leftovers(tmp_path) == ["tiny-1.0"]
     assert [p.name for p in path.parent.iterdir()] == ["model.gguf"]
     assert seen[-1] == ("unpacking", model.num_bytes, model.num_bytes)
+    assert "fetched Tiny. None. Text: " in caplog.text
     seen.clear()
     assert bundled.pull("tiny", lambda *progress: seen.append(progress)) == path
     assert not seen, "a second pull must not download"

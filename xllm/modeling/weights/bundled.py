@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -20,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from xllm.core.config.env import cache_dir, child_environment
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in total
 
@@ -73,7 +76,8 @@ def bundled_path(name: str) -> Path | None:
 
 
 def pull(name: str, progress: Progress | None = None) -> Path:
-    """Fetch a bundled model into the cache, unless it is there, and return its path.
+    """Fetch a bundled model into the cache, unless it is there, and return its path. Logs the
+    licence that a fetched model comes under.
 
     The model appears under its final name only when it is complete, so an interrupted or a
     concurrent pull leaves nothing half done.
@@ -98,6 +102,8 @@ def pull(name: str, progress: Progress | None = None) -> Path:
         except OSError:
             if not target.exists():  # lost the race against another pull: theirs is as good
                 raise
+    licence_text = target / model.licence_file
+    logger.info("fetched %s. %s Text: %s", model.title, model.licence, licence_text)
     return target / model.entry
 
 
