@@ -150,6 +150,7 @@ class TestErrors:
         [
             ({"hidden_size": None}, "hidden_size must be a positive integer, got None"),
             ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads"),
+            ({"quantization_config": {"quant_method": "awq"}}, "with 'awq' are not supported"),
             ({"hidden_act": "relu6"}, "hidden_act 'relu6' is not supported; known: silu"),
         ],
     )

@@ -45,6 +45,9 @@ def load_model(
             it allows, or the checkpoint lacks a tensor or has one of the wrong shape.
     """
     config = text_config(files.config)
+    if (stored := config.get("quantization_config")) is not None:
+        method = stored.get("quant_method") if isinstance(stored, dict) else stored
+        raise ValueError(f"config.json: checkpoints quantized with {method!r} are not supported")
     model: CausalLM = resolve(config).from_hf_config(
         config,
         method=load_method(quantization),
