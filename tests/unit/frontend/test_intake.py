@@ -11,10 +11,12 @@ from xllm.core.config.server import ServerConfig
 from xllm.core.request.sampling import SamplingParams
 from xllm.frontend.intake import Limits, RequestFactory, SamplingDefaults, end_token_ids
 from xllm.frontend.intake.bad_words import bad_word_token_ids
+from xllm.frontend.intake.cost import intake_chars
 from xllm.frontend.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     RequestError,
+    TokenizeRequest,
     decode_request,
 )
 from xllm.frontend.text.chat_template import ChatTemplate
@@ -88,6 +90,7 @@ def refusal(call, *args, **fields):
         ({"stop": ""}, "stop"),
         ({"stop": ["a"] * 65}, "stop"),
         ({"stop": [1]}, "stop"),
+        ({"stop": "x" * 5000}, "stop"),
         ({"stop_token_ids": [10_000_000]}, "stop_token_ids"),
         ({"stop_token_ids": [-3], "min_tokens": 1}, "stop_token_ids"),
         ({"logit_bias": {"10000000": 5}}, "logit_bias"),
@@ -98,6 +101,7 @@ def refusal(call, *args, **fields):
         ({"allowed_token_ids": [10_000_000]}, "allowed_token_ids"),
         ({"bad_words": [""]}, "bad_words"),
         ({"bad_words": ["a"] * 257}, "bad_words"),
+        ({"bad_words": ["a" * 5000]}, "bad_words"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": ["a", ""]}, "prompt"),
@@ -107,6 +111,8 @@ def refusal(call, *args, **fields):
         ({"prompt": [-1, 5]}, "prompt"),
         ({"prompt": [5, 5279552648203111001]}, "prompt"),
         ({"prompt": ["a"] * 1025}, "prompt"),
+        ({"prompt": ["a"] * 1000, "n": 2}, "n"),
+        ({"allowed_token_ids": [5] * 10_000}, "allowed_token_ids"),
         ({"prompt": 7}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"suffix": "end"}, "suffix"),
@@ -150,6 +156,7 @@ def test_a_body_that_is_no_json_object_is_a_400(body):
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         ({"logprobs": 3}, "logprobs"),
         ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": ""}] * 65}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -428,3 +435,25 @@ def test_offline_requests_pass_the_same_checks():
     assert prepared.prompt_text == "hello"
     assert factory.create([4, 5], SamplingParams()).request.prompt_token_ids.tolist() == [4, 5]
     assert refusal(factory.create, [10**7], SamplingParams()).param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields", "least"),
+    [
+        (CompletionRequest, {"prompt": "a" * 500}, 500),
+        (CompletionRequest, {"prompt": ["a" * 500, "b"]}, 501),
+        (CompletionRequest, {"prompt": [7] * 500}, 500),
+        (CompletionRequest, {"prompt": "a", "bad_words": ["b" * 500]}, 501),
+        (ChatCompletionRequest, {"messages": [{"role": "user", "content": ""}] * 50}, 1024),
+        (ChatCompletionRequest, {"messages": [], "tools": [TOOL]}, 1024),
+        (TokenizeRequest, {"prompt": "a" * 500}, 500),
+    ],
+)
+def test_the_cost_of_intake_counts_everything_that_takes_time(schema, fields, least):
+    assert intake_chars(decode_request(schema, msgspec.json.encode(fields))) >= least
+
+
+def test_a_short_request_is_cheap_enough_to_stay_on_the_event_loop():
+    fields = {"messages": [{"role": "user", "content": "Name a river."}]}
+    body = decode_request(ChatCompletionRequest, msgspec.json.encode(fields))
+    assert intake_chars(body) < 200

@@ -94,7 +94,7 @@ class RequestFactory:
             if body.suffix:
                 raise ValueError("suffix is not supported: the model cannot fill in the middle")
             params = completion_params(body, self.defaults)
-            texts, prompts = self._prompts(body)
+            texts, prompts = self._prompts(body, params.n)
             return [
                 self._make("prompt", ids, params, body, text)
                 for text, ids in zip(texts, prompts, strict=True)
@@ -131,6 +131,7 @@ class RequestFactory:
         for name in variables:
             if name in RESERVED_NAMES:
                 raise ValueError(f"chat_template_kwargs must not contain {name!r}")
+        self.limits.check_turns(len(body.messages or ()))
         messages = template_messages(body.messages or [], self._chat_template.needs)
         max_token_chars = self.tokenizer.max_token_chars
         self.limits.check_text("messages", num_chars(body.messages or []), max_token_chars)
@@ -158,7 +159,7 @@ class RequestFactory:
         return self.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
 
     def _prompts(
-        self, body: CompletionRequest
+        self, body: CompletionRequest, n: int
     ) -> tuple[Sequence[str | None], Sequence[Sequence[int]]]:
         """Texts (None for ids) and token ids of every prompt."""
         prompt = body.prompt
@@ -167,10 +168,7 @@ class RequestFactory:
             raise ValueError("prompt must not be empty")
         if all(type(entry) is int for entry in entries):
             return [None], [entries]  # type: ignore[list-item]
-        if len(entries) > self.limits.max_prompts:
-            raise ValueError(
-                f"prompt must have at most {self.limits.max_prompts} entries, got {len(entries)}"
-            )
+        self.limits.check_sequences(len(entries), n)
         texts = [entry for entry in entries if isinstance(entry, str)]
         if len(texts) == len(entries):
             return texts, self.encode("prompt", texts, body.add_special_tokens is not False)

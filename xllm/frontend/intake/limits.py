@@ -11,6 +11,7 @@ from xllm.core.request.sampling import SamplingParams
 # Normalization may join a few characters into one; no vocabulary known joins more than this.
 _MAX_JOINED_CHARS = 4
 _INT32_MAX = 2**31 - 1
+_MAX_WORD_CHARS = 4096  # of one stop string or bad word
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +54,14 @@ class Limits:
         _at_most_entries("stop_token_ids", params.stop_token_ids, self.max_stop)
         _at_most_entries("bad_words", params.bad_words, self.max_bad_words)
         _at_most_entries("logit_bias", params.logit_bias or (), self.max_logit_bias)
+        _at_most_entries("allowed_token_ids", params.allowed_token_ids or (), self.vocab_size)
+        for name in ("stop", "bad_words"):
+            longest = max(map(len, getattr(params, name)), default=0)
+            if longest > _MAX_WORD_CHARS:
+                raise ValueError(
+                    f"{name} must have entries of at most {_MAX_WORD_CHARS} characters, "
+                    f"got {longest}"
+                )
         self.check_ids("stop_token_ids", params.stop_token_ids)
         self.check_ids("logit_bias", params.logit_bias or ())
         self.check_ids("allowed_token_ids", params.allowed_token_ids or ())
@@ -88,6 +97,34 @@ class Limits:
     def max_chars(self, max_token_chars: int) -> int:
         """Characters that can never fit, given how many one token may stand for."""
         return self.max_model_len * max_token_chars * _MAX_JOINED_CHARS
+
+    def check_sequences(self, num_prompts: int, n: int) -> None:
+        """Check how many sequences one request starts.
+
+        Raises:
+            ValueError: too many prompts, or too many choices for that many prompts.
+        """
+        if num_prompts > self.max_prompts:
+            raise ValueError(
+                f"prompt must have at most {self.max_prompts} entries, got {num_prompts}"
+            )
+        most = max(self.max_prompts, self.max_n)
+        if num_prompts * n > most:
+            raise ValueError(
+                f"n times the number of prompts must be at most {most}, got {num_prompts * n}"
+            )
+
+    def check_turns(self, num_messages: int) -> None:
+        """Refuse more messages than the context has tokens, before any is rendered.
+
+        Raises:
+            ValueError: there are more.
+        """
+        if num_messages > self.max_model_len:
+            raise ValueError(
+                f"messages has {num_messages} entries, which cannot fit the context length of "
+                f"{self.max_model_len} tokens"
+            )
 
     def check_text(self, field: str, num_chars: int, max_token_chars: int) -> None:
         """Refuse a text that cannot fit the context, before the cost of tokenizing it.

@@ -31,7 +31,7 @@ def template_messages(messages: Sequence[ChatMessage], needs: TemplateNeeds) -> 
 
 
 def num_chars(messages: Sequence[ChatMessage]) -> int:
-    """Characters of all contents: what rendering and tokenizing will roughly cost."""
+    """Characters of all contents."""
     total = 0
     for message in messages:
         content = message.content

@@ -6,8 +6,8 @@ import time
 
 from msgspec import UNSET, UnsetType
 
+from xllm.frontend.intake.cost import intake_chars
 from xllm.frontend.intake.factory import PreparedRequest, RequestFactory
-from xllm.frontend.intake.messages import num_chars
 from xllm.frontend.output.choice import ChoiceDelta
 from xllm.frontend.protocol.chat import (
     AssistantMessage,
@@ -59,7 +59,7 @@ class ChatService:
         """
         check_model(body.model, self._model)
         check_stream_fields(body)
-        prepared = await off_loop(num_chars(body.messages), lambda: self._factory.from_chat(body))
+        prepared = await off_loop(intake_chars(body), lambda: self._factory.from_chat(body))
         stream = self._dispatcher.submit(
             [prepared], whole=not body.stream, keep_entries=bool(body.return_token_ids)
         )
@@ -147,7 +147,7 @@ class _Answer:
         choice = ChatChunkChoice(
             delta.index,
             ChatDelta(content=delta.text or None),
-            self._logprobs_of(delta),
+            self._logprobs_of(delta) if delta.entries else None,
             delta.finish_reason,
         )
         if delta.stop_reason is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 
+from xllm.frontend.intake.cost import intake_chars
 from xllm.frontend.intake.factory import PreparedRequest, RequestFactory
 from xllm.frontend.output.answer import AnswerState
 from xllm.frontend.output.choice import ChoiceDelta
@@ -55,9 +56,7 @@ class CompletionService:
         """
         check_model(body.model, self._model)
         check_stream_fields(body)
-        prepared = await off_loop(
-            _num_chars(body.prompt), lambda: self._factory.from_completion(body)
-        )
+        prepared = await off_loop(intake_chars(body), lambda: self._factory.from_completion(body))
         stream = self._dispatcher.submit(
             prepared, whole=not body.stream, keep_entries=bool(body.return_token_ids)
         )
@@ -70,12 +69,6 @@ class CompletionService:
             stream.close()
             raise
         return ChunkStream(stream, answer)
-
-
-def _num_chars(prompt: str | Sequence[str | int | list[int]]) -> int:
-    if isinstance(prompt, str):
-        return len(prompt)
-    return sum(len(entry) for entry in prompt if not isinstance(entry, int))
 
 
 class _Answer:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from xllm.frontend.intake.cost import intake_chars
 from xllm.frontend.intake.factory import RequestFactory
-from xllm.frontend.intake.messages import num_chars
 from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.protocol.tokenize import (
     DetokenizeRequest,
@@ -37,8 +37,7 @@ class TokenizeService:
         if len(given) != 1:
             raise RequestError(400, "give exactly one of prompt, content and messages")
         text = body.prompt if body.prompt is not None else body.content
-        cost = len(text) if text is not None else num_chars(body.messages or [])
-        return await off_loop(cost, lambda: self._tokenize(body, text))
+        return await off_loop(intake_chars(body), lambda: self._tokenize(body, text))
 
     async def detokenize(self, body: DetokenizeRequest) -> DetokenizeResponse:
         """Text of token ids, special tokens included.
