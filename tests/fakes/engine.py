@@ -11,8 +11,8 @@ import numpy as np
 from tests.fakes.model import ReferenceModel
 from tests.fakes.worker import FakeWorker, make_groups
 from xllm.control.engine import EngineLoop, OverlapEngineLoop
-from xllm.control.scheduler import build_scheduler
-from xllm.control.scheduler.build import cache_demand
+from xllm.control.scheduler import build_scheduler, cache_demand
+from xllm.control.scheduler.budget import StepDraft, TokenBudget
 from xllm.core.config import CacheConfig, SchedulerConfig
 from xllm.core.messages.engine import ToEngine
 from xllm.core.messages.server import (
@@ -170,6 +170,16 @@ class FakeEngine:
             stop_token_ids=request.stop_token_ids,
             min_tokens=request.params.min_tokens,
         )
+
+    def preempt(self, handle: int, choice: int = 0) -> bool:
+        """Preempt a sequence between two steps unless it ends anyway; whether it was."""
+        state = self.scheduler._state
+        entry = state.requests.get(handle)
+        sequence = entry.live.get(choice) if entry else None
+        if sequence is None or sequence.row not in state.table.preemptible():
+            return False
+        self.scheduler._preemption.preempt(StepDraft(TokenBudget(0)), sequence)
+        return True
 
     def _take(self, batch: OutputBatch) -> None:
         for started in batch.started:

@@ -76,20 +76,20 @@ def fit_blocks_to_bytes(
     """
     step = max(group.spec.block_size for group in groups)
 
-    def fits(steps: int) -> bool:
-        return total_bytes(fit_blocks_to_tokens(groups, steps * step, demand)) <= budget_bytes
+    def size(steps: int) -> int:
+        return total_bytes(fit_blocks_to_tokens(groups, steps * step, demand))
 
-    if not fits(1):
-        need = total_bytes(fit_blocks_to_tokens(groups, step, demand))
+    if (need := size(1)) > budget_bytes:
         raise ValueError(
             f"max_cache_size: {budget_bytes} bytes hold no KV block; at least {need} are needed"
         )
     low, high = 1, 2
-    while fits(high) and high * step < demand.max_num_seqs * demand.max_model_len:
+    # Groups that all have a window stop growing; any other outgrows the budget.
+    while size(low) < size(high) <= budget_bytes:
         low, high = high, high * 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        low, high = (middle, high) if size(middle) <= budget_bytes else (low, middle)
     return fit_blocks_to_tokens(groups, low * step, demand)
 
 
