@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -92,7 +93,8 @@ class Server:
         for line in self.http.get("/metrics").text.splitlines():
             if not line.startswith("#"):
                 name, value = line.rsplit(" ", 1)
-                found[name.replace('model_name="tiny"', "").replace("{}", "")] = float(value)
+                name = re.sub(r',?model_name="tiny",?', "", name).replace("{}", "")
+                found[name] = float(value)
         return found
 
     def stop(self) -> None:

@@ -1,0 +1,192 @@
+"""Starting, draining and dying: nothing hangs, nothing is left behind."""
+
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from harness import KEY, Server, alive, kill, leftovers, running, wait
+
+
+class Reader(threading.Thread):
+    """Reads one streamed answer to its end."""
+
+    def __init__(self, server: Server, **body: Any) -> None:
+        super().__init__(daemon=True)
+        self.server, self.body = server, body
+        self.events: list[str] = []
+        self.broken = False
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with self.server.stream(**self.body) as response:
+                for line in response.iter_lines():
+                    if line.startswith("data: "):
+                        self.events.append(line[6:])
+        except httpx.TransportError:
+            self.broken = True
+
+    def wait_begun(self) -> "Reader":
+        wait(lambda: self.events, 30)
+        return self
+
+
+def gone(pids: list[int]) -> bool:
+    return not any(alive(pid) for pid in pids)
+
+
+def test_health_is_503_until_the_first_token_can_be_made(model: Path) -> None:
+    with running(model, ready=False) as server:
+        seen = []
+
+        def ready() -> bool:
+            seen.append(server.health())
+            if seen[-1] == 503:
+                assert server.complete().status_code == 503
+                assert server.http.get("/ready").status_code == 503
+            return seen[-1] == 200
+
+        wait(ready, 120, lambda: server.log)
+        assert server.complete(max_tokens=1).status_code == 200
+        assert server.http.get("/ready").status_code == 200
+    assert set(seen) <= {0, 503, 200} and 503 in seen
+
+
+def test_a_port_in_use_ends_the_second_server_at_once_with_one_line(model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        before = leftovers()
+        server = Server(model, port=port)
+        begin = time.monotonic()
+        assert server.process.wait(30) != 0
+        assert time.monotonic() - begin < 15
+        lines = [line for line in server.log.splitlines() if str(port) in line]
+        assert len(lines) == 1 and "Traceback" not in server.log
+        assert leftovers() <= before
+        server.stop()
+
+
+@pytest.mark.parametrize("victim", ["server", "engine"])
+def test_sigkill_leaves_nothing_behind(model: Path, victim: str) -> None:
+    before = leftovers()
+    with running(model) as server:
+        engine = server.engine_pid()
+        stream = Reader(server, max_tokens=450).wait_begun()
+        if victim == "server":
+            kill(server.process.pid)
+            server.process.wait(5)
+            wait(lambda: gone([engine]), 2)
+            wait(lambda: leftovers() <= before, 2)
+            return
+        whole: list[httpx.Response] = []
+        ask = threading.Thread(
+            target=lambda: whole.append(server.complete(max_tokens=450, ignore_eos=True))
+        )
+        ask.start()
+        time.sleep(0.1)
+        kill(engine)
+        wait(lambda: server.health() == 503, 2)
+        wait(lambda: gone([engine]), 2)
+        stream.join(5)
+        assert not stream.is_alive() and not stream.broken
+        assert "error" in json.loads(stream.events[-1])
+        ask.join(5)
+        assert whole[0].status_code in (500, 503)
+        assert set(whole[0].json()["error"]) == {"message", "type", "param", "code"}
+        assert server.complete().status_code == 503
+        assert server.process.wait(20) != 0  # it ends, so that a supervisor starts a new one
+    wait(lambda: leftovers() <= before, 2)
+
+
+def test_sigkill_while_loading_leaves_nothing_behind(model: Path) -> None:
+    before = leftovers()
+    pause = random.Random(1)
+    for _ in range(3):
+        server = Server(model)
+        wait(lambda s=server: s.health() == 503, 60, lambda s=server: s.log)  # type: ignore[misc]
+        time.sleep(pause.uniform(0, 1.0))
+        children = server.children()
+        kill(server.process.pid)
+        server.process.wait(5)
+        wait(lambda c=children: gone(c), 2)  # type: ignore[misc]
+        wait(lambda: leftovers() <= before, 2)
+        server.stop()
+
+
+def test_a_stopped_engine_turns_health_into_503(model: Path) -> None:
+    with running(model) as server:
+        engine = server.engine_pid()
+        kill(engine, signal.SIGSTOP)
+        assert wait(lambda: server.health() == 503, 3) < 2.5
+        kill(engine, signal.SIGCONT)
+        wait(lambda: server.health() == 200, 3)
+        assert server.complete(max_tokens=1).status_code == 200
+
+
+def test_sigterm_finishes_what_runs_and_refuses_what_comes(model: Path) -> None:
+    before = leftovers()
+    with running(model) as server:
+        engine = server.engine_pid()
+        stream = Reader(server, max_tokens=480).wait_begun()
+        server.process.send_signal(signal.SIGTERM)
+        wait(lambda: server.http.get("/ready").status_code == 503, 2)
+        refused = server.complete()
+        assert refused.status_code == 503 and "retry-after" in refused.headers
+        stream.join(60)
+        assert stream.events[-1] == "[DONE]"
+        assert json.loads(stream.events[-2])["choices"][0]["finish_reason"] == "length"
+        assert server.process.wait(10) == 0
+        assert gone([engine]) and leftovers() <= before
+
+
+def test_a_drain_ends_after_the_shutdown_timeout(model: Path) -> None:
+    with running(model, "--shutdown-timeout", "0.3") as server:
+        stream = Reader(server, max_tokens=500).wait_begun()
+        begin = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(10) == 0
+        assert time.monotonic() - begin < 5
+        stream.join(5)
+        assert "error" in json.loads(stream.events[-1])
+
+
+def test_a_second_sigterm_ends_at_once(model: Path) -> None:
+    with running(model) as server:
+        engine = server.engine_pid()
+        Reader(server, max_tokens=500).wait_begun()
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(2) != 0
+        wait(lambda: gone([engine]), 2)
+
+
+def test_a_start_that_cannot_work_says_why_in_one_line(model: Path) -> None:
+    for flags, word in ((["--max-model-len", "100000"], "max_model_len"),):
+        server = Server(model, *flags)
+        assert server.process.wait(60) != 0
+        errors = [line for line in server.log.splitlines() if "error" in line.lower()]
+        assert len(errors) == 1 and word in errors[0].replace("-", "_"), server.log
+        server.stop()
+
+
+def test_inner_sockets_have_no_name_once_connected(model: Path) -> None:
+    before = leftovers()
+    with running(model):
+        assert {path for path in leftovers() - before if "xllm-" in path} == set()
+
+
+def test_the_engine_entry_refuses_to_run_without_a_server() -> None:
+    command = [sys.executable, "-m", "xllm.assembly.process_main", "0"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    assert done.returncode != 0
+    assert KEY.encode() not in done.stderr
