@@ -565,7 +565,7 @@ def test_a_whole_answer_wakes_its_reader_once():
             stack.client.deliver(row(handle, stack.ids("a")))
             await asyncio.sleep(0)
         stream = stack.dispatcher._streams[handle]
-        assert not stream._changed.is_set()
+        assert not stream._awake
         stack.client.deliver(row(handle, (), LENGTH))
         return await task
 

@@ -1,4 +1,8 @@
-"""``/v1/chat/completions``: request, answer and stream chunks."""
+"""``/v1/chat/completions``: request, answer and stream chunks.
+
+Structs of the streaming path are hidden from the garbage collector (``gc=False``): they are made by
+the thousand per second and can be part of no cycle.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +65,7 @@ class ChatCompletionRequest(CommonFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class TopLogprob(msgspec.Struct):
+class TopLogprob(msgspec.Struct, gc=False):
     """An alternative token; ``bytes`` are its UTF-8 bytes, which may split a character."""
 
     token: str
@@ -69,7 +73,7 @@ class TopLogprob(msgspec.Struct):
     bytes: list[int]
 
 
-class TokenLogprob(msgspec.Struct):
+class TokenLogprob(msgspec.Struct, gc=False):
     """The token that was taken, and the alternatives, best first."""
 
     token: str
@@ -78,7 +82,7 @@ class TokenLogprob(msgspec.Struct):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(msgspec.Struct):
+class ChatLogprobs(msgspec.Struct, gc=False):
     """Logprobs of the tokens of one choice or delta."""
 
     content: list[TokenLogprob]
@@ -117,14 +121,14 @@ class ChatCompletion(msgspec.Struct):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatDelta(msgspec.Struct, omit_defaults=True):
+class ChatDelta(msgspec.Struct, omit_defaults=True, gc=False):
     """What a chunk adds to a choice."""
 
     role: str | None = None
     content: str | None = None
 
 
-class ChatChunkChoice(msgspec.Struct):
+class ChatChunkChoice(msgspec.Struct, gc=False):
     """One choice's part of a chunk."""
 
     index: int
@@ -135,7 +139,7 @@ class ChatChunkChoice(msgspec.Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletionChunk(msgspec.Struct):
+class ChatCompletionChunk(msgspec.Struct, gc=False):
     """One event of a chat stream. ``usage`` is absent unless asked for."""
 
     id: str

@@ -1,4 +1,4 @@
-"""``/v1/completions``: request, answer and stream chunks."""
+"""``/v1/completions``: request, answer and stream chunks (``gc=False`` as in ``chat``)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CompletionRequest(CommonFields, kw_only=True):
     logprobs: int | None = None
 
 
-class CompletionLogprobs(msgspec.Struct):
+class CompletionLogprobs(msgspec.Struct, gc=False):
     """Parallel lists, one entry per token; ``text_offset`` counts characters of the text."""
 
     tokens: list[str]
@@ -33,7 +33,7 @@ class CompletionLogprobs(msgspec.Struct):
     text_offset: list[int]
 
 
-class CompletionChoice(msgspec.Struct):
+class CompletionChoice(msgspec.Struct, gc=False):
     """One answer or, in a stream, what a chunk adds to it."""
 
     index: int
@@ -46,7 +46,7 @@ class CompletionChoice(msgspec.Struct):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class Completion(msgspec.Struct):
+class Completion(msgspec.Struct, gc=False):
     """Answer of a completion request, or one event of its stream."""
 
     id: str

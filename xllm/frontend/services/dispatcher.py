@@ -38,7 +38,8 @@ class AnswerStream:
         self._prompt_index = {id(answer): i for i, answer in enumerate(answers)}
         self._num_unfinished = len(answers)
         self._news: dict[int, AnswerState] = {}
-        self._changed = asyncio.Event()
+        self._awake = False  # there is news that the reader has not fetched
+        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def finished(self) -> bool:
@@ -52,12 +53,15 @@ class AnswerStream:
             RequestError: one of the answers failed.
         """
         while True:
-            self._changed.clear()
-            news, self._news = self._news, {}
-            deltas = [(index, delta) for index, answer in news.items() for delta in answer.take()]
-            if deltas or self.finished:
-                return deltas
-            await self._changed.wait()
+            if self._awake or self.finished:
+                self._awake = False
+                news, self._news = self._news, {}
+                deltas = [
+                    (index, delta) for index, answer in news.items() for delta in answer.take()
+                ]
+                if deltas or self.finished:
+                    return deltas
+            await self._wait()
 
     async def settle(self, timeout_seconds: float) -> None:
         """Wait for the first sign of the engine, so that a refusal becomes an HTTP status.
@@ -67,7 +71,8 @@ class AnswerStream:
         """
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self._changed.wait()
+                if not self._awake:
+                    await self._wait()
         except TimeoutError:
             return  # it queues; the headers may go out
         for answer in self._news.values():
@@ -84,7 +89,17 @@ class AnswerStream:
         if answer.finished:
             self._num_unfinished -= 1
         if not self._whole or self.finished or answer.error is not None:
-            self._changed.set()
+            self._awake = True
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        # A bare future: one wake-up per step and stream is the server's hottest await.
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
 
 class OutputDispatcher:
