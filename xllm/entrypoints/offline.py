@@ -55,7 +55,7 @@ class LLM:
         text = load_text(config, self._engine.files)
         self._factory = text.request_factory(config, ready)
         self._processor = text.output_processor()
-        self._defaults = text.defaults
+        self._default_params = text.defaults
         self.max_model_len = ready.max_model_len
         self.vocab_size = ready.vocab_size
 
@@ -78,6 +78,10 @@ class LLM:
         """The engine's gauges and counters."""
         return self._engine.stats()
 
+    def default_sampling_params(self) -> SamplingParams:
+        """What applies when no parameters are given."""
+        return SamplingParams(**self._default_params.values)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -89,7 +93,8 @@ class LLM:
 
         Args:
             prompts: one prompt or several.
-            sampling_params: for all prompts, or one for each.
+            sampling_params: for all prompts, or one for each; by default the model's own
+                (``generation_config.json``).
             use_tqdm: show a progress bar.
 
         Returns:
@@ -100,7 +105,7 @@ class LLM:
             RuntimeError: a sequence failed while it ran.
         """
         prompt_list = _as_list(prompts)
-        params = _one_each(sampling_params or SamplingParams(), len(prompt_list))
+        params = _one_each(sampling_params or self.default_sampling_params(), len(prompt_list))
         prepared = [
             self._factory.create(_plain(prompt), each)
             for prompt, each in zip(prompt_list, params, strict=True)
@@ -123,7 +128,7 @@ class LLM:
                 ``chat_template_kwargs``, as in the HTTP API.
         """
         chats = [messages] if messages and isinstance(messages[0], dict) else messages
-        params = _one_each(sampling_params or SamplingParams(), len(chats))
+        params = _one_each(sampling_params or self.default_sampling_params(), len(chats))
         prompts = [self._render(chat, options) for chat in chats]
         prepared = [
             dataclasses.replace(self._factory.create(ids, each), prompt_text=text)

@@ -16,6 +16,12 @@ def cache_dir() -> Path:
     return Path.home() / ".cache" / "xllm"
 
 
+def api_key() -> str | None:
+    """``$XLLM_API_KEY``: the key that ``xllm serve`` asks for and that the clients send, where no
+    flag gives one. A secret on a command line is visible to every user of the machine."""
+    return os.environ.get("XLLM_API_KEY") or None
+
+
 def child_environment(**overrides: str) -> dict[str, str]:
     """This process's environment with ``overrides``, for a child process."""
     return {**os.environ, **overrides}

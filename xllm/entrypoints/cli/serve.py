@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from xllm.core.config import env
 from xllm.core.config.flags import add_flags, config_from
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Every option of every topic."""
-    add_flags(parser)
+    key = env.api_key()
+    add_flags(parser, defaults={"api_key": [key]} if key else None)
 
 
 def run(args: argparse.Namespace) -> int:
