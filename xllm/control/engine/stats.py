@@ -17,7 +17,7 @@ class StatsReporter:
     """Adds the time spent in steps to the scheduler's stats, and paces them.
 
     Stats are due at most every ``MIN_INTERVAL_SECONDS``, and at once when the engine goes idle, so
-    that the last gauges anyone sees are those of an idle engine.
+    that the last ones anyone sees are complete.
     """
 
     def __init__(self) -> None:
@@ -29,6 +29,7 @@ class StatsReporter:
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
         """Count the time of the block as time inside steps."""
+        self._told_idle = False
         began = self._began = time.perf_counter()
         try:
             yield
@@ -55,6 +56,4 @@ class StatsReporter:
             due = now - self._last_time >= MIN_INTERVAL_SECONDS
         if due:
             self._last_time, self._told_idle = now, idle
-        elif not idle:
-            self._told_idle = False
         return due

@@ -1,0 +1,212 @@
+"""The loop around the scheduler: waiting, waking, draining, telling."""
+
+import queue
+import random
+import threading
+
+import numpy as np
+import pytest
+
+from tests.fakes.engine import FakeEngine, make_request
+from xllm.control.engine.stats import StatsReporter
+from xllm.core.messages.engine import (
+    AbortRequests,
+    AddRequests,
+    Drain,
+    Hello,
+    ResetPrefixCache,
+)
+from xllm.core.messages.server import EngineReady, EngineStats, OutputBatch
+from xllm.core.messages.worker import StepResult
+from xllm.core.request.finish import FinishReason
+
+LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+
+
+class ScriptedInbox:
+    """Messages appear while the loop works; a wait without any is where the script goes on."""
+
+    def __init__(self, when_idle):
+        self.arrived = []
+        self._when_idle = when_idle
+        self.num_waits = 0
+
+    def receive(self, timeout_seconds):
+        if timeout_seconds is None and not self.arrived:
+            self.num_waits += 1
+            self._when_idle()
+            assert self.arrived, "the loop would wait for ever"
+        messages, self.arrived = self.arrived, []
+        return messages
+
+
+def ended(messages) -> dict[int, FinishReason]:
+    """handle -> reason, of every ending in the batches."""
+    batches = [message for message in messages if isinstance(message, OutputBatch)]
+    return {
+        int(batch.handles[index]): FinishReason(int(code))
+        for batch in batches
+        for index, code in enumerate(batch.finish.tolist())
+        if code
+    }
+
+
+@LOOPS
+def test_no_request_is_left_waiting_whenever_it_arrives(overlap):
+    """OPS-30: 10,000 requests in the two loops, many in the very step that empties the queue."""
+    draw = random.Random(3)
+    engine = FakeEngine(overlap=overlap, max_num_seqs=2, enable_prefix_caching=False)
+    total, added = 5_000, 0
+
+    def arrive():
+        nonlocal added
+        if added < total:
+            request = make_request(added, [1, added % 997], draw.choice([1, 1, 2]))
+            inbox.arrived.append(AddRequests([request]))
+            added += 1
+        elif not inbox.arrived:
+            inbox.arrived.append(Drain(60.0))
+
+    inbox = ScriptedInbox(arrive)
+    send = engine.outbox.send
+
+    def execute_and_arrive(plan):
+        if draw.random() < 0.3:
+            arrive()
+        return NullPending(plan)
+
+    def send_and_arrive(message):
+        if isinstance(message, OutputBatch) and draw.random() < 0.3:
+            arrive()
+        send(message)
+
+    engine.worker.execute, engine.outbox.send = execute_and_arrive, send_and_arrive
+    engine.loop._inbox = inbox
+    engine.loop.run()
+    answers = ended(engine.outbox.messages)
+    assert len(answers) == total and set(answers.values()) == {FinishReason.LENGTH}
+    assert inbox.num_waits > 100, "the loop was hardly ever idle"
+
+
+class NullPending:
+    """A step that computed nothing."""
+
+    def __init__(self, plan):
+        self._result = StepResult(plan.step_id, np.ones(int(plan.samples.sum()), np.int32))
+
+    def result(self):
+        return self._result
+
+
+class QueueInbox:
+    """A thread-safe inbox."""
+
+    def __init__(self):
+        self.queue = queue.Queue()
+        self.num_receives = 0
+
+    def receive(self, timeout_seconds):
+        self.num_receives += 1
+        messages = []
+        try:
+            messages.append(self.queue.get(timeout_seconds != 0, timeout_seconds))
+            while True:
+                messages.append(self.queue.get_nowait())
+        except queue.Empty:
+            return messages
+
+
+@LOOPS
+def test_an_idle_loop_blocks_and_wakes(overlap):
+    engine = FakeEngine(overlap=overlap)
+    inbox = engine.loop._inbox = QueueInbox()
+    replies = queue.Queue()
+    engine.outbox.send = replies.put
+    thread = threading.Thread(target=engine.loop.run)
+    thread.start()
+    for handle in range(20):
+        inbox.queue.put(AddRequests([make_request(handle, [1], 1)]))
+        while not ended([replies.get(timeout=30)]):
+            pass
+    while not isinstance(message := replies.get(timeout=30), EngineStats):
+        pass
+    assert message.idle and message.generation_tokens == 20
+    receives = inbox.num_receives
+    inbox.queue.put(Drain(5.0))
+    thread.join(30)
+    assert not thread.is_alive()
+    assert receives <= 20 * 3 + 1, "the idle loop polls"
+
+
+@LOOPS
+def test_draining_finishes_what_runs_and_refuses_the_rest(overlap):
+    engine = FakeEngine(overlap=overlap)
+    engine.inbox.messages = [
+        AddRequests([make_request(0, [1, 2], 6)]),
+        Drain(60.0),
+        AddRequests([make_request(1, [1, 2], 6)]),
+    ]
+    engine.loop.run()
+    assert ended(engine.outbox.messages) == {0: FinishReason.LENGTH}
+    failures = [f for m in engine.outbox.messages if isinstance(m, OutputBatch) for f in m.failures]
+    assert [(f.handle, f.status) for f in failures] == [(1, 503)]
+
+
+@LOOPS
+def test_a_drain_ends_at_its_deadline(overlap):
+    engine = FakeEngine(overlap=overlap)
+    engine.inbox.messages = [AddRequests([make_request(0, [1, 2], 200, n=2)]), Drain(0.0)]
+    engine.loop.run()
+    failures = [f for m in engine.outbox.messages if isinstance(m, OutputBatch) for f in m.failures]
+    assert [(f.handle, f.choice, f.status) for f in failures] == [(0, -1, 503)]
+    engine.scheduler.check()
+    assert not engine.scheduler.has_work
+
+
+def test_messages_are_applied():
+    engine = FakeEngine()
+    engine.ask(make_request(5, range(12), 1))
+    engine.inbox.messages = [
+        Hello(),
+        AddRequests(
+            [make_request(0, [1], 5), make_request(1, [2], 5), make_request(2, [3], 5, n=2)]
+        ),
+        AbortRequests([0, 2], [-1, 1]),
+        ResetPrefixCache(),
+        Drain(60.0),
+    ]
+    engine.loop.run()
+    assert isinstance(engine.outbox.messages[0], EngineReady)
+    assert ended(engine.outbox.messages)[0] is FinishReason.ABORT
+    assert ended(engine.outbox.messages)[1] is FinishReason.LENGTH
+    last = [m for m in engine.outbox.messages if isinstance(m, EngineStats)][-1]
+    assert last.idle and last.num_running == last.num_waiting == 0
+    # One token of the aborted choice is not generated.
+    assert last.generation_tokens == 1 + 5 + 5
+    assert last.step_seconds > 0.0
+
+
+def test_refusals_reach_the_client_of_an_idle_engine():
+    engine = FakeEngine(4)
+    engine.inbox.messages = [AddRequests([make_request(0, range(100))]), Drain(60.0)]
+    engine.loop.run()
+    failures = [f for m in engine.outbox.messages if isinstance(m, OutputBatch) for f in m.failures]
+    assert [(f.handle, f.status) for f in failures] == [(0, 400)]
+
+
+def test_stats_are_paced_and_told_once_when_idle():
+    stats = StatsReporter()
+    assert stats.due(idle=False) and not stats.due(idle=False)
+    assert stats.due(idle=True) and not stats.due(idle=True)
+    with stats.timed():
+        pass
+    assert not stats.due(idle=False), "too soon"
+    assert stats.due(idle=True), "a step ran since"
+
+
+def test_the_running_step_tells_its_age():
+    stats = StatsReporter()
+    assert stats.running_seconds == 0.0
+    with stats.timed():
+        assert stats.running_seconds > 0.0
+    assert stats.running_seconds == 0.0
