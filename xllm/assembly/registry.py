@@ -16,8 +16,8 @@ FAMILIES = Registry(
     "xllm.assembly",
     "serving family",
     exclude=(
-        *("control_link", "engine", "engine_client", "inproc", "launcher", "observer"),
-        *("process_main", "registry", "resolve", "stats_log", "text"),
+        *("bundled", "control_link", "engine", "engine_client", "inproc", "launcher", "machine"),
+        *("observer", "process_main", "registry", "resolve", "stats_log", "text"),
     ),
 )
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from xllm.core.config import XllmConfig
+from xllm.control.scheduler.policies import POLICIES
+from xllm.control.scheduler.queues import PRIORITY_POLICIES
+from xllm.core.config import SchedulerConfig, XllmConfig
 from xllm.core.config.files import ModelFiles
 from xllm.core.messages.server import EngineProgress
 from xllm.modeling.weights.source import resolve_model
@@ -21,4 +23,15 @@ def resolve_files(config: XllmConfig, on_progress: Callable[[EngineProgress], No
     def on_bytes(what: str, done: int, total: int) -> None:
         on_progress(EngineProgress(what, done / total if total else -1.0))
 
+    _check_names(config.scheduler)
     return resolve_model(config.model, on_bytes)
+
+
+def _check_names(config: SchedulerConfig) -> None:
+    """Unknown names end here, not after the weights were loaded."""
+    for flag, name, known in (
+        ("--scheduling", config.scheduling, POLICIES.names()),
+        ("--priority-policy", config.priority_policy, PRIORITY_POLICIES),
+    ):
+        if name not in known:
+            raise ValueError(f"{flag} must be one of {', '.join(known)}, got {name!r}")

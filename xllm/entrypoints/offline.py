@@ -80,7 +80,8 @@ class LLM:
 
     def default_sampling_params(self) -> SamplingParams:
         """What applies when no parameters are given."""
-        return SamplingParams(**self._default_params.values)
+        values: dict[str, Any] = dict(self._default_params.values)
+        return SamplingParams(**values)
 
     def generate(
         self,

@@ -77,12 +77,19 @@ def config_from(args: argparse.Namespace) -> XllmConfig:
     Raises:
         ValueError: an unknown key or a senseless value; the message names the flag.
     """
+    return make_config({**args._defaults, **explicit_values(args)})
+
+
+def explicit_values(args: argparse.Namespace) -> dict[str, Any]:
+    """What flags and their config file say, by field name.
+
+    Raises:
+        ValueError: as ``read_file`` has it.
+    """
     known = {option.name: option for option in options(args._topics)}
-    values = dict(args._defaults)
-    if args.config:
-        values.update(read_file(Path(args.config), known))
+    values = read_file(Path(args.config), known) if args.config else {}
     values.update({name: value for name, value in vars(args).items() if name in known})
-    return make_config(values)
+    return values
 
 
 def make_config(values: Mapping[str, Any]) -> XllmConfig:

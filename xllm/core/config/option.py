@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 
@@ -45,6 +46,8 @@ def check_bounds(config: Any) -> None:
         if info is None or value is None:
             continue
         flag = "--" + field.name.replace("_", "-")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{flag} must be a finite number, got {value}")
         if info.choices is not None and value not in info.choices:
             raise ValueError(f"{flag} must be one of {', '.join(info.choices)}, got {value!r}")
         if info.low is not None and value < info.low:

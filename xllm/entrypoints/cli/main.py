@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from xllm.version import __version__
 
@@ -16,6 +17,7 @@ COMMANDS = {
     "bench": "measure throughput, latency or a running server",
     "pull": "fetch a bundled model",
     "doctor": "show what this machine offers and what is missing",
+    "version": "print the version",
 }
 
 _EXAMPLES = """examples:
@@ -26,10 +28,17 @@ _EXAMPLES = """examples:
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line: the usage of ``serve`` alone would fill a screen."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} ({self.prog} --help lists the options)\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. Bad options end with 2 and one line."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
+    arguments = [_dashed(a) for a in (sys.argv[1:] if argv is None else argv)]
+    parser = _Parser(
         prog="xllm",
         description="LLM inference engine: OpenAI-compatible server and offline API.",
         epilog=_EXAMPLES,
@@ -44,7 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments[:1] == [name]:
             module = importlib.import_module(f"xllm.entrypoints.cli.{name}")
             module.add_arguments(command)
-    args = parser.parse_args(arguments)
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        blamed = commands.choices[args.command] if args.command else parser
+        blamed.error(f"unknown: {' '.join(unknown)}")
     if args.command is None:
         parser.print_help()
         return 0
@@ -55,6 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _dashed(argument: str) -> str:
+    """``--max_model_len=8`` as ``--max-model-len=8``: both spellings are common."""
+    if not argument.startswith("--"):
+        return argument
+    flag, equals, value = argument.partition("=")
+    return flag.replace("_", "-") + equals + value
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 _CONNECT_SECONDS = 5.0
@@ -20,16 +20,6 @@ class Remote:
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-
-    def alive(self) -> bool:
-        """Whether a server answers there, ready or not."""
-        import httpx
-
-        try:
-            httpx.get(f"{self.url}/health", timeout=_CONNECT_SECONDS)
-        except (httpx.HTTPError, httpx.InvalidURL):
-            return False
-        return True
 
     def ready(self) -> bool:
         """Whether it takes requests now."""
@@ -58,7 +48,7 @@ class Remote:
             raise ValueError(f"--url {self.url}: {_error_text(answer.status_code, answer.text)}")
         return str(answer.json()["data"][0]["id"])
 
-    def chat(self, messages: Sequence[dict[str, str]], **fields: Any) -> Iterator[str]:
+    def chat(self, messages: Sequence[dict[str, str]], **fields: Any) -> Generator[str, None, None]:
         """Stream the answer to a conversation; closing the iterator stops the server's work.
 
         Args:

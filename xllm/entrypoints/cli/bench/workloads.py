@@ -19,8 +19,10 @@ SPECS = (
     'of JSON lines {"prompt": [ids], "max_tokens": n}'
 )
 
-_LOWEST_ID = 100  # below lie special tokens in most vocabularies
-_TOP_IDS = 2000  # so do they at the upper end
+# Special tokens lie at both ends of most vocabularies; prompts keep away from them.
+_LOWEST_ID = 100
+_TOP_IDS = 2000
+_SMALL_VOCAB = 2 * (_LOWEST_ID + _TOP_IDS)  # toy models: every id will do
 _SHARED_PREFIX = (2048, 64, 64)
 _SHIFT = 7919
 
@@ -114,10 +116,10 @@ def shifted(requests: Sequence[BenchRequest], run: int, vocab_size: int) -> list
     """The same lengths with other tokens, so that a repeated run finds no cached prefix."""
     if run == 0:
         return list(requests)
-    span = vocab_size - _TOP_IDS - _LOWEST_ID
+    low, high = _id_range(vocab_size)
     return [
         BenchRequest(
-            [_LOWEST_ID + (t - _LOWEST_ID + run * _SHIFT) % span for t in r.prompt_token_ids],
+            [low + (t - low + run * _SHIFT) % (high - low) for t in r.prompt_token_ids],
             r.max_tokens,
         )
         for r in requests
@@ -132,8 +134,14 @@ def _lognormal(
 
 
 def _token_ids(rng: np.random.Generator, count: int, vocab_size: int) -> list[int]:
-    ids: list[int] = rng.integers(_LOWEST_ID, vocab_size - _TOP_IDS, size=count).tolist()
+    ids: list[int] = rng.integers(*_id_range(vocab_size), size=count).tolist()
     return ids
+
+
+def _id_range(vocab_size: int) -> tuple[int, int]:
+    if vocab_size < _SMALL_VOCAB:
+        return 0, vocab_size
+    return _LOWEST_ID, vocab_size - _TOP_IDS
 
 
 def _sizes(spec: str, sizes: Sequence[str]) -> tuple[int, ...]:
