@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from xllm.control.scheduler.policies import POLICIES
-from xllm.control.scheduler.queues import PRIORITY_POLICIES
+from xllm.control.scheduler.scheduler import PRIORITY_POLICIES
 from xllm.core.config import SchedulerConfig, XllmConfig
 from xllm.core.config.files import ModelFiles
 from xllm.core.messages.server import EngineProgress
