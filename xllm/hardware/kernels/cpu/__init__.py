@@ -1,13 +1,19 @@
-"""Ops for CPUs.
+"""Ops on the CPU: own C++, compiled for this machine on first use (``native``).
 
-Owns kernels for CPUs. Does not own what an op means (``ops``, ``reference``).
+Owns how the ops run there, and the packing of linear weights. Does not own what an op means; where
+there is no compiler every op runs the reference.
 """
+
+from xllm.hardware.kernels.cpu import native
+
+__all__ = ["prepare", "ready"]
 
 
 def prepare() -> None:
-    """Begin what must be done before the first op."""
+    """Begin compiling in the background."""
+    native.begin()
 
 
 def ready() -> bool:
-    """Whether the kernels of this folder can run."""
-    return True
+    """Wait for the kernels; whether they can run."""
+    return native.library() is not None

@@ -1,0 +1,317 @@
+// Causal grouped-query attention over the paged cache, with the online softmax of FlashAttention
+// (Dao et al., 2022). The group of query heads that share a KV head is computed together, so each
+// key and value is read once per group.
+//
+// A row with one query token streams keys and values from the cache (`decode`). Longer rows are cut
+// into tiles of tokens; keys are packed into panels once per tile, and the engine of gemm.h
+// multiplies (`tile`). Key blocks lie at absolute positions and a block that a query does not see
+// changes none of its bits, so a row's result depends neither on the batch nor on its chunking.
+#include <omp.h>
+
+#include <vector>
+
+#include "gemm.h"
+#include "runtime.h"
+
+namespace xllm {
+namespace {
+
+constexpr int64_t kKeys = 64;       // keys per block of the softmax
+constexpr int64_t kTileRows = 96;   // rows (tokens x group) per tile, about
+constexpr int kMaxGroup = 8;        // query heads summed in registers together
+constexpr float kLowest = -1e30f;   // below every score, and finite: differences stay defined
+
+struct AttentionArgs {
+  const void *q, *k_cache, *v_cache;  // (T, Hq, D); (blocks, block_size, Hk, D) by the strides
+  const int32_t *starts, *lens;       // (S + 1,), (S,)
+  const int32_t* table;               // (S, B)
+  void* out;                          // (T, Hq, D)
+  int64_t rows, table_stride, q_heads, kv_heads, head_dim, block_size;
+  int64_t k_stride_block, k_stride_token, k_stride_head;
+  int64_t v_stride_block, v_stride_token, v_stride_head;
+  double scale, softcap;
+  int64_t window, dtype;
+};
+
+struct Task {
+  int64_t row, head, first, count;  // query tokens first .. first + count of the row
+};
+
+// Softmax state of one query head.
+struct Running {
+  float highest = kLowest, total = 0.0f;
+};
+
+template <class T>
+struct Sequence {
+  const AttentionArgs& a;
+  const int32_t* table;
+  int64_t head;
+
+  const T* key(int64_t position) const {
+    const int64_t block = table[position / a.block_size], place = position % a.block_size;
+    return static_cast<const T*>(a.k_cache) + block * a.k_stride_block + place * a.k_stride_token +
+           head * a.k_stride_head;
+  }
+  const T* value(int64_t position) const {
+    const int64_t block = table[position / a.block_size], place = position % a.block_size;
+    return static_cast<const T*>(a.v_cache) + block * a.v_stride_block + place * a.v_stride_token +
+           head * a.v_stride_head;
+  }
+};
+
+inline int64_t lowest_visible(const AttentionArgs& a, int64_t position) {
+  return a.window && position >= a.window ? position - a.window + 1 : 0;
+}
+
+XLLM_INLINE Lanes capped(const Lanes& scores, float softcap) {
+  if (softcap == 0.0f) return scores;
+  return hyperbolic_tangent(scores * fill(1.0f / softcap)) * fill(softcap);
+}
+
+XLLM_INLINE float highest_of(const Lanes& v) {
+  float x[kLanes];
+  store(v, x);
+  for (int width = kLanes / 2; width; width /= 2)
+    for (int i = 0; i < width; ++i) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
+  return x[0];
+}
+
+// Turns the scores of one query over kKeys keys, at p, p + stride, ..., into weights in place.
+// Returns the factor that what was summed before must be multiplied with.
+inline float softmax_block(float* scores, int64_t stride, int64_t from, int64_t to, float softcap,
+                           Running& state) {
+  constexpr int kPanels = kKeys / kLanes;
+  Lanes s[kPanels];
+  Lanes highest = fill(kLowest);
+  for (int p = 0; p < kPanels; ++p) {
+    s[p] = capped(load(scores + p * stride), softcap);
+    if (from > 0 || to < kKeys) {
+      float x[kLanes];
+      store(s[p], x);
+      for (int i = 0; i < kLanes; ++i)
+        if (p * kLanes + i < from || p * kLanes + i >= to) x[i] = -INFINITY;
+      s[p] = load(x);
+    }
+    highest = maximum(s[p], highest);
+  }
+  const float before = state.highest, here = highest_of(highest);
+  if (here > before || here != here) state.highest = here;
+  const Lanes shift = fill(state.highest);
+  Lanes total = fill(0.0f);
+  for (int p = 0; p < kPanels; ++p) {
+    const Lanes weight = exponential(s[p] - shift);
+    store(weight, scores + p * stride);
+    total = total + weight;
+  }
+  const float factor = before == state.highest ? 1.0f : std::exp(before - state.highest);
+  state.total = state.total * factor + sum(total);
+  return factor;
+}
+
+// --- one query token ---------------------------------------------------------------------------
+
+template <class T>
+void decode(const AttentionArgs& a, const Task& task) {
+  static thread_local Scratch scratch;
+  const int64_t dim = a.head_dim, group = a.q_heads / a.kv_heads, token = a.starts[task.row];
+  const Sequence<T> sequence{a, a.table + task.row * a.table_stride, task.head};
+  const int64_t len = a.lens[task.row], lowest = lowest_visible(a, len - 1);
+  float* q = scratch.get<float>(2 * group * dim + group * kKeys);
+  float *sums = q + group * dim, *scores = sums + group * dim;
+  const T* queries = static_cast<const T*>(a.q) + (token * a.q_heads + task.head * group) * dim;
+  for (int64_t i = 0; i < group * dim; i += kLanes) {
+    store(load(queries + i) * fill(float(a.scale)), q + i);
+    store(fill(0.0f), sums + i);
+  }
+  std::vector<Running> states(static_cast<size_t>(group));
+  const T *keys[kKeys], *values[kKeys];
+  for (int64_t base = lowest / kKeys * kKeys; base < len; base += kKeys) {
+    const int64_t from = lowest > base ? lowest - base : 0;
+    const int64_t to = len - base < kKeys ? len - base : kKeys;
+    for (int64_t j = from; j < to; ++j) {
+      keys[j] = sequence.key(base + j);
+      values[j] = sequence.value(base + j);
+    }
+    for (int64_t j = from; j < to; ++j)
+      for (int64_t g = 0; g < group; ++g) {
+        Lanes products = fill(0.0f);
+        for (int64_t i = 0; i < dim; i += kLanes)
+          products = fma(load(q + g * dim + i), load(keys[j] + i), products);
+        scores[g * kKeys + j] = sum(products);
+      }
+    for (int64_t g = 0; g < group; ++g) {
+      const float factor =
+          softmax_block(scores + g * kKeys, kLanes, from, to, float(a.softcap), states[g]);
+      if (factor != 1.0f)
+        for (int64_t i = 0; i < dim; i += kLanes)
+          store(load(sums + g * dim + i) * fill(factor), sums + g * dim + i);
+    }
+    for (int64_t first = 0; first < group; first += kMaxGroup) {
+      const int64_t count = group - first < kMaxGroup ? group - first : kMaxGroup;
+      for (int64_t i = 0; i < dim; i += kLanes) {
+        Lanes total[kMaxGroup];
+        for (int64_t g = 0; g < count; ++g) total[g] = load(sums + (first + g) * dim + i);
+        for (int64_t j = from; j < to; ++j) {
+          const Lanes v = load(values[j] + i);
+          for (int64_t g = 0; g < count; ++g)
+            total[g] = fma(fill(scores[(first + g) * kKeys + j]), v, total[g]);
+        }
+        for (int64_t g = 0; g < count; ++g) store(total[g], sums + (first + g) * dim + i);
+      }
+    }
+  }
+  T* out = static_cast<T*>(a.out) + (token * a.q_heads + task.head * group) * dim;
+  for (int64_t g = 0; g < group; ++g)
+    for (int64_t i = 0; i < dim; i += kLanes)
+      store(load(sums + g * dim + i) * fill(1.0f / states[g].total), out + g * dim + i);
+}
+
+// --- a tile of query tokens --------------------------------------------------------------------
+
+// Key j of sixteen into a panel over head_dim.
+template <class Engine, class T>
+void pack_key(const T* key, int64_t dim, int64_t j, typename Engine::Input* panel) {
+  typename Engine::Input row[1024];
+  for (int64_t i = 0; i < dim; i += kLanes) store(load(key + i), row + i);
+  if constexpr (Engine::kPairs) {
+    for (int64_t d = 0; d < dim; d += 2)
+      std::memcpy(static_cast<void*>(panel + d * kLanes + 2 * j), row + d, 4);
+  } else {
+    for (int64_t d = 0; d < dim; ++d) panel[d * kLanes + j] = row[d];
+  }
+}
+
+// Value j of kKeys into the panels over keys, which are `stride` apart.
+template <class Engine, class T>
+void pack_value(const T* value, int64_t dim, int64_t j, typename Engine::Input* panels,
+                int64_t stride) {
+  for (int64_t i = 0; i < dim / kLanes; ++i) {
+    typename Engine::Input lanes[kLanes];
+    store(load(value + i * kLanes), lanes);
+    typename Engine::Input* to = panels + i * stride;
+    if constexpr (Engine::kPairs) {
+      for (int lane = 0; lane < kLanes; ++lane)
+        to[(j / 2) * 2 * kLanes + 2 * lane + j % 2] = lanes[lane];
+    } else {
+      std::memcpy(static_cast<void*>(to + j * kLanes), lanes, sizeof(lanes));
+    }
+  }
+}
+
+template <class Engine, class T>
+void tile(const AttentionArgs& a, const Task& task) {
+  using Input = typename Engine::Input;
+  static thread_local Scratch float_scratch, input_scratch;
+  const int64_t dim = a.head_dim, group = a.q_heads / a.kv_heads;
+  const int64_t depth = round_up(dim, Engine::kStep), panels = dim / kLanes;
+  const int64_t rows = task.count * group, token = a.starts[task.row] + task.first;
+  const int64_t num_queries = a.starts[task.row + 1] - a.starts[task.row];
+  const int64_t position = a.lens[task.row] - num_queries + task.first, end = position + task.count;
+  const int64_t lowest = lowest_visible(a, position);
+  const Sequence<T> sequence{a, a.table + task.row * a.table_stride, task.head};
+
+  float* sums = float_scratch.get<float>(rows * dim + rows * kKeys);
+  float* scores = sums + rows * dim;
+  Input* q = input_scratch.get<Input>(rows * depth + kKeys * depth + kKeys * dim + rows * kKeys);
+  Input *keys = q + rows * depth, *values = keys + kKeys * depth, *weights = values + kKeys * dim;
+  std::memset(static_cast<void*>(sums), 0, size_t(rows * dim) * sizeof(float));
+  std::memset(static_cast<void*>(q), 0, size_t(rows * depth) * sizeof(Input));
+  for (int64_t r = 0; r < rows; ++r) {
+    const T* from = static_cast<const T*>(a.q) +
+                    ((token + r / group) * a.q_heads + task.head * group + r % group) * dim;
+    for (int64_t i = 0; i < dim; i += kLanes) store(load(from + i), q + r * depth + i);
+  }
+  std::vector<Running> states(static_cast<size_t>(rows));
+  const Lanes scale = fill(float(a.scale));
+  for (int64_t base = lowest / kKeys * kKeys; base < end; base += kKeys) {
+    const int64_t from = lowest > base ? lowest - base : 0;
+    const int64_t to = end - base < kKeys ? end - base : kKeys;
+    if (from > 0 || to < kKeys || base == lowest / kKeys * kKeys)  // padding is zero, never NaN
+      std::memset(static_cast<void*>(keys), 0, size_t(kKeys * (depth + dim)) * sizeof(Input));
+    for (int64_t j = from; j < to; ++j) {
+      pack_key<Engine>(sequence.key(base + j), dim, j % kLanes,
+                       keys + j / kLanes * depth * kLanes);
+      pack_value<Engine>(sequence.value(base + j), dim, j, values, kKeys * kLanes);
+    }
+    Engine::gemm(rows, int(kKeys / kLanes), depth, q, depth, keys, depth * kLanes, scores,
+                 rows * kLanes, false);
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t here = position + r / group, first = lowest_visible(a, here);
+      float* row = scores + r * kLanes;
+      for (int64_t p = 0; p < kKeys / kLanes; ++p)
+        store(load(row + p * rows * kLanes) * scale, row + p * rows * kLanes);
+      const int64_t seen_from = first > base ? first - base : 0;
+      const int64_t seen_to = here + 1 - base < kKeys ? here + 1 - base : kKeys;
+      const float factor = softmax_block(row, rows * kLanes, seen_from, seen_to,
+                                         float(a.softcap), states[r]);
+      if (factor != 1.0f)
+        for (int64_t i = 0; i < panels; ++i) {
+          float* sum = sums + (i * rows + r) * kLanes;
+          store(load(sum) * fill(factor), sum);
+        }
+      for (int64_t p = 0; p < kKeys / kLanes; ++p)
+        store(load(row + p * rows * kLanes), weights + r * kKeys + p * kLanes);
+    }
+    Engine::gemm(rows, int(panels), kKeys, weights, kKeys, values, kKeys * kLanes, sums,
+                 rows * kLanes, true);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    T* out = static_cast<T*>(a.out) +
+             ((token + r / group) * a.q_heads + task.head * group + r % group) * dim;
+    const Lanes factor = fill(1.0f / states[r].total);
+    for (int64_t i = 0; i < panels; ++i)
+      store(load(sums + (i * rows + r) * kLanes) * factor, out + i * kLanes);
+  }
+}
+
+// Long rows first, and within a row the tiles that see most keys: what is left over is small.
+std::vector<Task> tasks_of(const AttentionArgs& a) {
+  std::vector<Task> tasks;
+  const int64_t group = a.q_heads / a.kv_heads;
+  const int64_t tokens = kTileRows / group > 1 ? kTileRows / group : 1;
+  for (int64_t row = 0; row < a.rows; ++row) {
+    const int64_t count = a.starts[row + 1] - a.starts[row];
+    for (int64_t tile = ceil_div(count, tokens) - 1; tile >= 0; --tile)
+      for (int64_t head = 0; head < a.kv_heads; ++head) {
+        const int64_t first = tile * tokens;
+        tasks.push_back({row, head, first, count - first < tokens ? count - first : tokens});
+      }
+  }
+  return tasks;
+}
+
+template <class Engine, class T>
+void attend(const AttentionArgs& a) {
+  const std::vector<Task> tasks = tasks_of(a);
+  const int64_t count = int64_t(tasks.size());
+#pragma omp parallel num_threads(num_threads())
+  {
+    typename Engine::Scope scope;
+    (void)scope;
+#pragma omp for schedule(dynamic) nowait
+    for (int64_t i = 0; i < count; ++i) {
+      const Task& task = tasks[size_t(i)];
+      if (a.starts[task.row + 1] - a.starts[task.row] == 1)
+        decode<T>(a, task);
+      else
+        tile<Engine, T>(a, task);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace xllm
+
+// head_dim a multiple of 16 and at most 1024; the last dimension of the caches is contiguous.
+XLLM_EXPORT void xllm_paged_attention(const xllm::AttentionArgs* args) {
+  using namespace xllm;
+  if (args->dtype == 0) return attend<F32Engine, float>(*args);
+#if defined(XLLM_HAS_TILES)
+  if (active_engine() == EngineKind::kTile) return attend<TileEngine, bf16>(*args);
+#endif
+#if defined(XLLM_HAS_DOT)
+  if (active_engine() == EngineKind::kDot) return attend<DotEngine, bf16>(*args);
+#endif
+  attend<F32Engine, bf16>(*args);
+}

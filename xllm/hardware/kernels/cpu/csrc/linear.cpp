@@ -1,0 +1,240 @@
+// out (T, N) = x (T, K) weight (N, K)^T * scale (N) + bias (N), the weight packed (weights.h).
+//
+// Few rows stream the weight once, straight into registers: the time is the weight's bytes over the
+// memory bandwidth. More rows expand a group of panels into the cache in the engine's format and
+// multiply all rows with it: the time is arithmetic. Both sum in the order of k, so a row's bits do
+// not depend on the number of rows.
+#include <omp.h>
+
+#include <type_traits>
+
+#include "gemm.h"
+#include "runtime.h"
+#include "weights.h"
+
+namespace xllm {
+namespace {
+
+constexpr int kMaxGroup = 4;         // panels expanded together
+constexpr int64_t kChunkRows = 128;  // rows per task
+constexpr int64_t kChunkBytes = 64 << 10;  // of one panel in the cache
+
+struct LinearArgs {
+  const void* x;       // (T, K)
+  const void* weight;  // packed
+  const float* scale;  // (N padded to 16,), or null
+  const void* bias;    // (N,) in the dtype of x, or null
+  void* out;           // (T, N)
+  int64_t tokens, k, padded_k, n;
+  int64_t format;  // 0 float32, 1 bfloat16, 2 int8
+  int64_t dtype;   // of x, bias and out
+};
+
+// x (T, K) into rows of padded_k in the engine's format.
+template <class Input, class T>
+void convert_input(const LinearArgs& a, const T* x, Input* to) {
+#pragma omp parallel for num_threads(num_threads()) if (a.tokens * a.k > kParallelElements)
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    const T* from = x + t * a.k;
+    Input* row = to + t * a.padded_k;
+    int64_t i = 0;
+    for (; i + kLanes <= a.k; i += kLanes) store(load(from + i), row + i);
+    for (; i < a.k; ++i) from_float(to_float(from[i]), row + i);
+    std::memset(static_cast<void*>(row + a.k), 0, size_t(a.padded_k - a.k) * sizeof(Input));
+  }
+}
+
+// x as the engine reads it: x itself where it is that already, else a copy in `scratch`.
+template <class Input>
+const Input* prepare_input(const LinearArgs& a, Scratch& scratch) {
+  const bool same = std::is_same_v<Input, bf16> == (a.dtype == 1);
+  if (same && a.k == a.padded_k) return static_cast<const Input*>(a.x);
+  Input* to = scratch.get<Input>(a.tokens * a.padded_k);
+  with_dtype(a.dtype, [&](auto element) {
+    convert_input(a, static_cast<const decltype(element)*>(a.x), to);
+  });
+  return to;
+}
+
+// Sums (rows, 16) of one panel, scaled and biased, to their place in out.
+template <class T>
+void write_rows(const LinearArgs& a, const float* sums, int64_t row, int64_t rows, int64_t panel,
+                T* out) {
+  const int64_t column = panel * kLanes;
+  const int64_t width = a.n - column < kLanes ? a.n - column : kLanes;
+  const Lanes scale = a.scale ? load(a.scale + column) : fill(1.0f);
+  float bias_row[kLanes] = {};
+  if (a.bias)
+    for (int64_t i = 0; i < width; ++i)
+      bias_row[i] = to_float(static_cast<const T*>(a.bias)[column + i]);
+  const Lanes bias = load(bias_row);
+  for (int64_t r = 0; r < rows; ++r) {
+    const Lanes y = fma(load(sums + r * kLanes), scale, bias);
+    T* to = out + (row + r) * a.n + column;
+    if (width == kLanes) {
+      store(y, to);
+    } else {
+      T last[kLanes];
+      store(y, last);
+      std::memcpy(static_cast<void*>(to), last, size_t(width) * sizeof(T));
+    }
+  }
+}
+
+void write_out(const LinearArgs& a, const float* sums, int64_t row, int64_t rows, int64_t panel) {
+  with_dtype(a.dtype, [&](auto element) {
+    write_rows(a, sums, row, rows, panel, static_cast<decltype(element)*>(a.out));
+  });
+}
+
+// ROWS rows times PANELS panels, the weight read once and never written to memory.
+template <class Weights, int ROWS, int PANELS>
+void stream_panels(const LinearArgs& a, const float* x, int64_t panel, float* sums) {
+  using Element = typename Weights::Element;
+  const int64_t stride = a.padded_k * kLanes;
+  const Element* w = static_cast<const Element*>(a.weight) + panel * stride;
+  Lanes total[PANELS][ROWS];
+  for (int p = 0; p < PANELS; ++p)
+    for (int r = 0; r < ROWS; ++r) total[p][r] = fill(0.0f);
+  for (int64_t k = 0; k < a.padded_k; k += 2) {
+#pragma GCC unroll 4
+    for (int p = 0; p < PANELS; ++p) {
+      const PairOfLanes v = Weights::load_pair(w + p * stride + k * kLanes);
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; ++r) {
+        const float* row = x + r * a.padded_k + k;
+        total[p][r] = fma(fill(row[0]), v.even, total[p][r]);
+        total[p][r] = fma(fill(row[1]), v.odd, total[p][r]);
+      }
+    }
+  }
+  for (int p = 0; p < PANELS; ++p)
+    for (int r = 0; r < ROWS; ++r) store(total[p][r], sums + (p * ROWS + r) * kLanes);
+}
+
+// Sums kept in registers by one call of stream_panels.
+constexpr int kSumRegisters = XLLM_REGISTER_BYTES == 64 ? 16 : 12;
+constexpr int kMaxStreamedRows = kSumRegisters / kRegisters;
+
+constexpr int streamed_panels(int rows) {
+  const int fit = kSumRegisters / (rows * kRegisters);
+  return fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
+}
+
+template <class Weights, int ROWS>
+void stream(const LinearArgs& a, const float* x) {
+  constexpr int kPanels = streamed_panels(ROWS);
+  const int64_t panels = ceil_div(a.n, kLanes), groups = ceil_div(panels, kPanels);
+  const int threads = num_threads();
+  const int64_t run = groups / (threads * 4) + 1;
+#pragma omp parallel for num_threads(threads) schedule(dynamic, run)
+  for (int64_t g = 0; g < groups; ++g) {
+    alignas(64) float sums[kPanels * ROWS * kLanes];
+    const int64_t first = g * kPanels;
+    if (first + kPanels <= panels) {
+      stream_panels<Weights, ROWS, kPanels>(a, x, first, sums);
+      for (int p = 0; p < kPanels; ++p)
+        write_out(a, sums + p * ROWS * kLanes, 0, ROWS, first + p);
+    } else {
+      for (int64_t p = first; p < panels; ++p) {
+        stream_panels<Weights, ROWS, 1>(a, x, p, sums);
+        write_out(a, sums, 0, ROWS, p);
+      }
+    }
+  }
+}
+
+template <class Weights, int ROWS = kMaxStreamedRows>
+void stream_rows(const LinearArgs& a, const float* x) {
+  if constexpr (ROWS > 0) {
+    if (a.tokens == ROWS) return stream<Weights, ROWS>(a, x);
+    stream_rows<Weights, ROWS - 1>(a, x);
+  }
+}
+
+// Panels per task: as many as share a pass over the rows, but enough tasks for all threads.
+inline int group_size(int64_t panels, int64_t chunks, int threads) {
+  int group = kMaxGroup;
+  while (group > 1 && ceil_div(panels, group) * chunks < threads * 8) group /= 2;
+  return group;
+}
+
+template <class Engine, class Weights>
+void multiply(const LinearArgs& a, const typename Engine::Input* x) {
+  using Input = typename Engine::Input;
+  using Element = typename Weights::Element;
+  // A panel whose packed form is what the engine reads needs no expansion.
+  constexpr bool kDirect = std::is_same_v<Element, Input>;
+  constexpr int64_t kMaxK = kChunkBytes / (kLanes * sizeof(Input));
+  static thread_local Scratch expanded_scratch, sums_scratch;
+  const int threads = num_threads();
+  const int64_t panels = ceil_div(a.n, kLanes), chunks = ceil_div(a.tokens, kChunkRows);
+  const int group = group_size(panels, chunks, threads);
+  const int64_t groups = ceil_div(panels, group), rows_per_chunk = ceil_div(a.tokens, chunks);
+  const Element* weight = static_cast<const Element*>(a.weight);
+#pragma omp parallel num_threads(threads)
+  {
+    typename Engine::Scope scope;
+    (void)scope;
+    Input* expanded = kDirect ? nullptr : expanded_scratch.get<Input>(group * kMaxK * kLanes);
+    float* sums = sums_scratch.get<float>(group * rows_per_chunk * kLanes);
+#pragma omp for schedule(dynamic) nowait
+    for (int64_t task = 0; task < groups * chunks; ++task) {
+      const int64_t first = task / chunks * group, row = task % chunks * rows_per_chunk;
+      const int count = int(panels - first < group ? panels - first : group);
+      const int64_t rows = a.tokens - row < rows_per_chunk ? a.tokens - row : rows_per_chunk;
+      const Element* packed = weight + first * a.padded_k * kLanes;
+      for (int64_t k = 0; k < a.padded_k; k += kMaxK) {
+        const int64_t depth = a.padded_k - k < kMaxK ? a.padded_k - k : kMaxK;
+        const Input* b;
+        int64_t b_stride;
+        if constexpr (kDirect) {
+          b = packed + k * kLanes;
+          b_stride = a.padded_k * kLanes;
+        } else {
+          for (int p = 0; p < count; ++p)
+            expand_panel<Weights>(packed + (p * a.padded_k + k) * kLanes, depth,
+                                  expanded + p * depth * kLanes);
+          b = expanded;
+          b_stride = depth * kLanes;
+        }
+        Engine::gemm(rows, count, depth, x + row * a.padded_k + k, a.padded_k, b, b_stride, sums,
+                     rows * kLanes, k > 0);
+      }
+      for (int p = 0; p < count; ++p)
+        write_out(a, sums + p * rows * kLanes, row, rows, first + p);
+    }
+  }
+}
+
+template <class Engine, class Weights>
+void linear_with(const LinearArgs& a) {
+  static thread_local Scratch scratch;
+  const auto* x = prepare_input<typename Engine::Input>(a, scratch);
+  if constexpr (std::is_same_v<Engine, F32Engine>)
+    if (a.tokens <= kMaxStreamedRows) return stream_rows<Weights>(a, x);
+  multiply<Engine, Weights>(a, x);
+}
+
+// Products of bfloat16 activations run on the best engine, others in float32.
+template <class Weights>
+void linear(const LinearArgs& a) {
+  if (a.dtype == 1) {
+#if defined(XLLM_HAS_TILES)
+    if (active_engine() == EngineKind::kTile) return linear_with<TileEngine, Weights>(a);
+#endif
+#if defined(XLLM_HAS_DOT)
+    if (active_engine() == EngineKind::kDot) return linear_with<DotEngine, Weights>(a);
+#endif
+  }
+  linear_with<F32Engine, Weights>(a);
+}
+
+}  // namespace
+}  // namespace xllm
+
+XLLM_EXPORT void xllm_linear(const xllm::LinearArgs* args) {
+  if (args->format == 0) return xllm::linear_with<xllm::F32Engine, xllm::F32Weights>(*args);
+  if (args->format == 1) return xllm::linear<xllm::BF16Weights>(*args);
+  return xllm::linear<xllm::I8Weights>(*args);
+}

@@ -1,0 +1,195 @@
+// Sixteen lanes of float, whatever the machine's registers are: one 512-bit, two 256-bit or four
+// 128-bit registers. Everything is plain vector extensions; -march=native picks the instructions.
+//
+// a * b + c is contracted to one fused multiply-add (GCC's default), so a sum has the same bits
+// wherever its terms come in the same order.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#define XLLM_REGISTER_BYTES 64
+#elif defined(__AVX__)
+#define XLLM_REGISTER_BYTES 32
+#else
+#define XLLM_REGISTER_BYTES 16
+#endif
+
+namespace xllm {
+
+constexpr int kLanes = 16;
+constexpr int kRegisterLanes = XLLM_REGISTER_BYTES / 4;
+constexpr int kRegisters = kLanes / kRegisterLanes;
+
+struct bf16 {
+  uint16_t bits;
+};
+
+typedef float floats __attribute__((vector_size(XLLM_REGISTER_BYTES)));
+typedef int32_t ints __attribute__((vector_size(XLLM_REGISTER_BYTES)));
+typedef uint32_t uints __attribute__((vector_size(XLLM_REGISTER_BYTES)));
+typedef uint16_t shorts __attribute__((vector_size(XLLM_REGISTER_BYTES / 2)));
+
+// N registers of floats: R = kRegisters holds all sixteen lanes.
+template <int R>
+struct Pack {
+  floats r[R];
+};
+using Lanes = Pack<kRegisters>;
+
+#define XLLM_INLINE static inline __attribute__((always_inline))
+#define XLLM_EACH_REGISTER(R) _Pragma("GCC unroll 4") for (int i = 0; i < (R); ++i)
+
+template <class V, class T>
+XLLM_INLINE V load_unaligned(const T* p) {
+  V v;
+  std::memcpy(&v, p, sizeof(V));
+  return v;
+}
+
+XLLM_INLINE floats splat(float x) { return floats{} + x; }
+
+XLLM_INLINE floats widen(shorts h) { return (floats)(__builtin_convertvector(h, uints) << 16); }
+
+// Round to nearest even; NaN stays NaN.
+XLLM_INLINE shorts narrow(floats x) {
+  uints u = (uints)x;
+  uints rounded = u + 0x7fffu + ((u >> 16) & 1u);
+  uints bits = (x == x) ? rounded : (u | 0x400000u);
+  return __builtin_convertvector(bits >> 16, shorts);
+}
+
+XLLM_INLINE float to_float(float x) { return x; }
+XLLM_INLINE float to_float(bf16 x) {
+  uint32_t u = uint32_t(x.bits) << 16;
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+XLLM_INLINE void from_float(float x, float* to) { *to = x; }
+XLLM_INLINE void from_float(float x, bf16* to) {
+  uint32_t u;
+  std::memcpy(&u, &x, 4);
+  to->bits = (x == x) ? uint16_t((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)
+                      : uint16_t((u >> 16) | 0x40u);
+}
+
+template <int R = kRegisters>
+XLLM_INLINE Pack<R> load(const float* p) {
+  Pack<R> v;
+  XLLM_EACH_REGISTER(R) v.r[i] = load_unaligned<floats>(p + i * kRegisterLanes);
+  return v;
+}
+template <int R = kRegisters>
+XLLM_INLINE Pack<R> load(const bf16* p) {
+  Pack<R> v;
+  XLLM_EACH_REGISTER(R) v.r[i] = widen(load_unaligned<shorts>(p + i * kRegisterLanes));
+  return v;
+}
+template <int R>
+XLLM_INLINE void store(const Pack<R>& v, float* p) {
+  XLLM_EACH_REGISTER(R) std::memcpy(p + i * kRegisterLanes, &v.r[i], sizeof(floats));
+}
+template <int R>
+XLLM_INLINE void store(const Pack<R>& v, bf16* p) {
+  XLLM_EACH_REGISTER(R) {
+    shorts h = narrow(v.r[i]);
+    std::memcpy(p + i * kRegisterLanes, &h, sizeof(h));
+  }
+}
+
+template <int R = kRegisters>
+XLLM_INLINE Pack<R> fill(float x) {
+  Pack<R> v;
+  XLLM_EACH_REGISTER(R) v.r[i] = splat(x);
+  return v;
+}
+template <int R>
+XLLM_INLINE Pack<R> operator+(const Pack<R>& a, const Pack<R>& b) {
+  Pack<R> v;
+  XLLM_EACH_REGISTER(R) v.r[i] = a.r[i] + b.r[i];
+  return v;
+}
+template <int R>
+XLLM_INLINE Pack<R> operator-(const Pack<R>& a, const Pack<R>& b) {
+  Pack<R> v;
+  XLLM_EACH_REGISTER(R) v.r[i] = a.r[i] - b.r[i];
+  return v;
+}
+template <int R>
+XLLM_INLINE Pack<R> operator*(const Pack<R>& a, const Pack<R>& b) {
+  Pack<R> v;
+  XLLM_EACH_REGISTER(R) v.r[i] = a.r[i] * b.r[i];
+  return v;
+}
+template <int R>
+XLLM_INLINE Pack<R> operator/(const Pack<R>& a, const Pack<R>& b) {
+  Pack<R> v;
+  XLLM_EACH_REGISTER(R) v.r[i] = a.r[i] / b.r[i];
+  return v;
+}
+// a * b + c, fused.
+template <int R>
+XLLM_INLINE Pack<R> fma(const Pack<R>& a, const Pack<R>& b, const Pack<R>& c) {
+  Pack<R> v;
+  XLLM_EACH_REGISTER(R) v.r[i] = a.r[i] * b.r[i] + c.r[i];
+  return v;
+}
+// A NaN in b stays; one in a is dropped.
+template <int R>
+XLLM_INLINE Pack<R> maximum(const Pack<R>& a, const Pack<R>& b) {
+  Pack<R> v;
+  XLLM_EACH_REGISTER(R) v.r[i] = (a.r[i] > b.r[i]) ? a.r[i] : b.r[i];
+  return v;
+}
+
+XLLM_INLINE float sum(const Lanes& v) {
+  float x[kLanes];
+  store(v, x);
+  for (int width = kLanes / 2; width; width /= 2)
+    for (int i = 0; i < width; ++i) x[i] += x[i + width];
+  return x[0];
+}
+
+// e^x within 2 ulp; 0 below the normal range, exactly 1 at 0, NaN for NaN.
+XLLM_INLINE floats exponential(floats x) {
+  const floats low = splat(-87.33654f), high = splat(88.72283f);
+  floats y = (x < low) ? low : x;
+  y = (y > high) ? high : y;
+  const floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  floats n = y * 1.44269504088896341f + magic;
+  ints exponent = ((ints)n - (ints)magic) << 23;
+  n = n - magic;
+  floats r = y - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  floats p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  floats e = (floats)((ints)p + exponent);
+  return (x < low) ? floats{} : e;
+}
+template <int R>
+XLLM_INLINE Pack<R> exponential(const Pack<R>& x) {
+  Pack<R> v;
+  XLLM_EACH_REGISTER(R) v.r[i] = exponential(x.r[i]);
+  return v;
+}
+
+// tanh by e^2|x|, accurate to 1e-6.
+template <int R>
+XLLM_INLINE Pack<R> hyperbolic_tangent(const Pack<R>& x) {
+  Pack<R> v;
+  XLLM_EACH_REGISTER(R) {
+    floats e = exponential(x.r[i] * 2.0f);
+    v.r[i] = 1.0f - 2.0f / (e + 1.0f);
+  }
+  return v;
+}
+
+}  // namespace xllm

@@ -1,0 +1,73 @@
+// Packed weights: panels of sixteen output rows, pairs of k together.
+//
+//   float32   [N / 16][K / 2][2][16]          the panels of F32Engine
+//   bfloat16  [N / 16][K / 2][16][2]          the panels of DotEngine and TileEngine
+//   int8      [N / 16][K / 2][16][2]
+//
+// N is padded to 16 and K to an even number (float32) or to 32, both with zeros.
+#pragma once
+
+#include "vector.h"
+
+namespace xllm {
+
+typedef int16_t signed_shorts __attribute__((vector_size(XLLM_REGISTER_BYTES / 2)));
+
+// The two entries k, k + 1 of sixteen outputs.
+struct PairOfLanes {
+  Lanes even, odd;
+};
+
+struct F32Weights {
+  using Element = float;
+  XLLM_INLINE PairOfLanes load_pair(const float* p) { return {load(p), load(p + kLanes)}; }
+};
+
+struct BF16Weights {
+  using Element = bf16;
+  XLLM_INLINE PairOfLanes load_pair(const bf16* p) {
+    PairOfLanes v;
+    XLLM_EACH_REGISTER(kRegisters) {
+      const uints w = load_unaligned<uints>(p + 2 * i * kRegisterLanes);
+      v.even.r[i] = (floats)(w << 16);
+      v.odd.r[i] = (floats)(w & 0xffff0000u);
+    }
+    return v;
+  }
+};
+
+struct I8Weights {
+  using Element = int8_t;
+  XLLM_INLINE PairOfLanes load_pair(const int8_t* p) {
+    PairOfLanes v;
+    XLLM_EACH_REGISTER(kRegisters) {
+      const ints w = __builtin_convertvector(
+          load_unaligned<signed_shorts>(p + 2 * i * kRegisterLanes), ints);
+      v.even.r[i] = __builtin_convertvector((w << 24) >> 24, floats);
+      v.odd.r[i] = __builtin_convertvector(w >> 8, floats);
+    }
+    return v;
+  }
+};
+
+// One panel over k weights as an engine reads it. Exact: int8 fits bfloat16's eight bits.
+template <class Weights>
+inline void expand_panel(const typename Weights::Element* from, int64_t k, float* to) {
+  for (int64_t i = 0; i < k; i += 2) {
+    const PairOfLanes v = Weights::load_pair(from + i * kLanes);
+    store(v.even, to + i * kLanes);
+    store(v.odd, to + (i + 1) * kLanes);
+  }
+}
+template <class Weights>
+inline void expand_panel(const typename Weights::Element* from, int64_t k, bf16* to) {
+  for (int64_t n = 0; n < k; n += 2) {
+    const PairOfLanes v = Weights::load_pair(from + n * kLanes);
+    XLLM_EACH_REGISTER(kRegisters) {
+      const uints pair = ((uints)v.odd.r[i] & 0xffff0000u) | ((uints)v.even.r[i] >> 16);
+      std::memcpy(to + n * kLanes + 2 * i * kRegisterLanes, &pair, sizeof(pair));
+    }
+  }
+}
+
+}  // namespace xllm

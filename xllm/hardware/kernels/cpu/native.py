@@ -1,0 +1,153 @@
+"""Compiles the C++ kernels for this machine, once, and loads them.
+
+The library is kept in the cache folder under a name that covers the sources, the flags, the
+compiler and the processor. It links the OpenMP runtime that torch has loaded, so both share one
+pool of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from xllm.core.config.env import cache_dir
+from xllm.core.observability.logging import get_logger
+from xllm.hardware.platforms.processor import processor
+
+logger = get_logger(__name__)
+
+_SOURCES = Path(__file__).parent / "csrc"
+_COMPILERS = ("g++", "c++", "clang++")
+_FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fvisibility=hidden"),
+    *("-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi"),
+)
+_ENTRY_POINTS = (
+    *("xllm_rms_norm", "xllm_act_and_mul", "xllm_qk_norm_rope_kv_write"),
+    *("xllm_paged_attention", "xllm_linear"),
+)
+_TIMEOUT_SECONDS = 300
+
+
+class _Loader:
+    """Builds in the background; whoever needs the library waits for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._library: ctypes.CDLL | None = None
+
+    def begin(self) -> None:
+        """Start building, unless that has begun."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="build-kernels", daemon=True)
+                self._thread.start()
+
+    def get(self) -> ctypes.CDLL | None:
+        """The library, or None where it cannot be had."""
+        self.begin()
+        assert self._thread is not None
+        self._thread.join()
+        return self._library
+
+    def _run(self) -> None:
+        try:
+            self._library = _load(build())
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+            logger.warning(
+                "CPU kernels could not be compiled, plain torch runs instead, several times "
+                "slower (%s). On Debian and Ubuntu `apt install g++` helps.",
+                str(error).strip() or type(error).__name__,
+            )
+
+
+_loader = _Loader()
+begin = _loader.begin
+
+
+def library() -> ctypes.CDLL | None:
+    """The kernels with as many threads as torch has, or None where there is no compiler."""
+    found = _loader.get()
+    if found is not None:
+        found.xllm_set_num_threads(torch.get_num_threads())
+    return found
+
+
+@functools.cache
+def compiler() -> str | None:
+    """Path of the C++ compiler, or None."""
+    return next((path for name in _COMPILERS if (path := shutil.which(name))), None)
+
+
+def build() -> Path:
+    """Path of the compiled library, compiling it if it is not in the cache.
+
+    Raises:
+        RuntimeError: no compiler, or it failed; the message holds its first lines.
+        OSError: the cache folder cannot be written.
+    """
+    program = compiler()
+    if program is None:
+        raise RuntimeError(f"no C++ compiler found (looked for {', '.join(_COMPILERS)})")
+    sources = sorted(_SOURCES.glob("*.cpp"))
+    folder = cache_dir() / "kernels"
+    path = folder / f"cpu-{_key(program)}.so"
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits for the first one's result
+        if path.exists():
+            return path
+        with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as scratch:
+            objects = [str(Path(scratch) / f"{source.stem}.o") for source in sources]
+            commands = [
+                [program, *_FLAGS, "-c", str(source), "-o", target]
+                for source, target in zip(sources, objects, strict=True)
+            ]
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                list(pool.map(_call, commands))
+            built = str(Path(scratch) / path.name)
+            _call([program, *_FLAGS, "-shared", *objects, "-o", built])
+            os.rename(built, path)
+    return path
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    found = ctypes.CDLL(str(path))
+    for name in _ENTRY_POINTS:
+        function = getattr(found, name)
+        function.argtypes, function.restype = (ctypes.c_char_p,), None
+    for name in ("xllm_set_num_threads", "xllm_limit_engine"):
+        function = getattr(found, name)
+        function.argtypes, function.restype = (ctypes.c_int64,), None
+    found.xllm_engine.argtypes, found.xllm_engine.restype = (), ctypes.c_int64
+    return found
+
+
+def _key(program: str) -> str:
+    digest = hashlib.sha256(" ".join(_FLAGS).encode())
+    for file in sorted(_SOURCES.iterdir()):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    version = subprocess.run([program, "--version"], capture_output=True, timeout=30, check=True)
+    digest.update(version.stdout)
+    digest.update(" ".join(sorted(processor().features)).encode() + processor().model.encode())
+    return digest.hexdigest()[:24]
+
+
+def _call(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
+    if done.returncode:
+        raise RuntimeError("\n".join(done.stderr.splitlines()[:8]))
