@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from xllm.hardware.kernels import ops
 from xllm.modeling.attention import AttentionMetadata, ForwardContext, load_backend
 from xllm.modeling.attention.registry import backends
 
@@ -49,15 +50,29 @@ LAYERS = {
 }
 
 
-@pytest.fixture(params=backends.names())
+# The torch backend is as good as the op below it: both implementations stand in the table.
+_PLATFORMS = {"torch": ("reference", "cpu")}
+
+
+@pytest.fixture(
+    params=[
+        (name, platform)
+        for name in backends.names()
+        for platform in _PLATFORMS.get(name, ("reference",))
+    ],
+    ids="-".join,
+)
 def backend(request):
+    name, platform = request.param
     try:
-        found = load_backend(request.param)
+        found = load_backend(name)
     except ImportError as error:
         pytest.skip(str(error))
     if found.device_type != "cpu" and not torch.accelerator.is_available():
         pytest.skip(f"no {found.device_type} device")
-    return found
+    ops.use_platform(platform)
+    yield found
+    ops.use_platform("reference")
 
 
 def expected(q: Tensor, keys: Tensor, values: Tensor, layer: Layer) -> Tensor:

@@ -15,7 +15,9 @@ import torch
 import transformers
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from tests.contract.models.harness import PagedRun, load_tiny, reference_logits
+from tests.contract.models.harness import PagedRun, load_tiny, reference_logits, resolve
+from xllm.frontend.text.loading import load_tokenizer
+from xllm.hardware.kernels import ops
 from xllm.modeling.weights.bundled import pull
 
 NUM_TOKENS = 64
@@ -31,17 +33,25 @@ PROMPTS = (
 pytestmark = [pytest.mark.weights, pytest.mark.slow]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def platform():
+    """Only what is served: the reference ops take minutes for this."""
+    ops.use_platform("cpu")
+    yield
+    ops.use_platform("reference")
+
+
 @pytest.fixture(scope="module", params=["smollm2", "gemma3-270m"])
 def models(request):
-    path = Path(pull(request.param))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    path = pull(request.param)
+    tokenizer = load_tokenizer(resolve(path))
     return load_tiny(path, max_model_len=1024), _reference(path), tokenizer
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_greedy_tokens_equal_the_reference(models, prompt):
     model, reference, tokenizer = models
-    prompt_ids = tokenizer(prompt)["input_ids"]
+    prompt_ids = tokenizer.encode(prompt)
     expected = _reference_greedy(reference, prompt_ids)
     tokens = _greedy(model, prompt_ids)
     if tokens == expected:
