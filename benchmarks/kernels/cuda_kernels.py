@@ -111,7 +111,7 @@ def paged(rows: int, context: int, block_size: int, query_len: int = 1, heads: i
 
 def decode_cases() -> Iterator[Case]:
     """Decode attention: batch, context, page size, and tuning choices at 64 x 4096."""
-    for rows, context in ((1, 1024), (1, 8192), (8, 1024), (64, 4096), (256, 1024)):
+    for rows, context in ((1, 1024), (1, 8192), (8, 1024), (64, 4096), (256, 320), (256, 1024)):
         for block_size in (16, 32, 64, 128):
             kv_bytes = rows * context * 2 * KV_HEADS * HEAD_DIM * 2
             copies = max(1, min(8, 3 * L2_BYTES // kv_bytes))

@@ -31,3 +31,7 @@ class FakeGraphs:
     def capture(self, work: Callable[[], Any]) -> FakeGraph:
         self.captured.append(FakeGraph(work))
         return self.captured[-1]
+
+    def of(self, output_type: type) -> list[FakeGraph]:
+        """The graphs whose work returns that type."""
+        return [graph for graph in self.captured if isinstance(graph.output, output_type)]

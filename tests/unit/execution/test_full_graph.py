@@ -1,4 +1,4 @@
-"""Decode steps through graphs: buckets, padding, capture order, and the same tokens as eager."""
+"""Steps through graphs: buckets, padding, capture order, and the same tokens as eager steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from tests.contract.equivalence.tiny_engine import VOCAB_SIZE, TinyEngine, request, write_checkpoint
 from tests.fakes.graphs import FakeGraphs
 from xllm.core.request.request import Request
-from xllm.execution.executor.runners.full_graph import buckets
+from xllm.execution.executor.runners.full_graph import DecodeOutput, buckets
+from xllm.execution.executor.runners.mixed_graph import MixedOutput, token_buckets
 from xllm.hardware.platforms import cpu
 from xllm.modeling.attention import GraphSupport
 from xllm.modeling.attention import torch as torch_backend
@@ -25,12 +26,18 @@ def test_buckets_are_few_and_end_at_the_largest_batch() -> None:
     assert len(buckets(1024)) == 18
 
 
+def test_token_buckets_reach_the_largest_step() -> None:
+    assert token_buckets(10) == [10]
+    assert token_buckets(100) == [16, 24, 32, 48, 64, 96, 100]
+    assert len(token_buckets(8192)) == 19
+
+
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> FakeGraphs:
     """The CPU as a device with graphs."""
     fake = FakeGraphs()
     monkeypatch.setattr(cpu.Platform, "graphs", fake)
-    monkeypatch.setattr(torch_backend.Backend, "graph_support", GraphSupport.DECODE)
+    monkeypatch.setattr(torch_backend.Backend, "graph_support", GraphSupport.ALWAYS)
     return fake
 
 
@@ -67,20 +74,32 @@ def test_graph_steps_give_the_tokens_of_eager_steps(
     files = write_checkpoint(tmp_path, family)
     requests = _requests(**params)
     expected = _eager(files, requests, monkeypatch)
-    engine = TinyEngine(files, max_rows=MAX_ROWS, overlap=overlap)
+    engine = TinyEngine(files, max_rows=MAX_ROWS, overlap=overlap, step_tokens=48)
     assert engine.run(requests) == expected
-    assert sum(graph.num_replays for graph in graphs.captured) >= 5
+    assert sum(graph.num_replays for graph in graphs.of(DecodeOutput)) >= 4
+    assert sum(graph.num_replays for graph in graphs.of(MixedOutput)) >= 3
 
 
-def test_graphs_are_captured_largest_first_and_small_batches_take_small_ones(
+def test_graphs_are_captured_largest_first_and_a_batch_takes_the_smallest_that_fits(
     tmp_path: Path, graphs: FakeGraphs
 ) -> None:
-    engine = TinyEngine(write_checkpoint(tmp_path, "llama"), max_rows=MAX_ROWS)
-    assert [len(graph.output.tokens) for graph in graphs.captured] == [6, 4, 2, 1]
-    before = [graph.num_replays for graph in graphs.captured]
-    engine.run(_requests(temperature=0.0)[:3])
-    replays = [g.num_replays - b for g, b in zip(graphs.captured, before, strict=True)]
-    assert replays == [0, 5, 0, 0]
+    files = write_checkpoint(tmp_path, "llama")
+    engine = TinyEngine(files, max_rows=MAX_ROWS, step_tokens=64)
+    decode, mixed = graphs.of(DecodeOutput), graphs.of(MixedOutput)
+    assert [len(graph.output.tokens) for graph in decode] == [6, 4, 2, 1]
+    assert [len(graph.output.hidden) for graph in mixed] == [64, 48, 32, 24, 16]
+    engine.run(_requests(temperature=0.0)[:3])  # prompts of 5, 14 and 23 tokens
+    assert [graph.num_replays for graph in decode] == [0, 5, 0, 0]
+    assert [graph.num_replays for graph in mixed] == [0, 1, 0, 0, 0]
+
+
+def test_a_backend_that_captures_decode_alone_leaves_prefill_eager(
+    tmp_path: Path, graphs: FakeGraphs, monkeypatch
+) -> None:
+    monkeypatch.setattr(torch_backend.Backend, "graph_support", GraphSupport.DECODE)
+    TinyEngine(write_checkpoint(tmp_path, "llama"), max_rows=MAX_ROWS)
+    assert graphs.of(DecodeOutput)
+    assert not graphs.of(MixedOutput)
 
 
 def test_eager_is_kept_on_request(tmp_path: Path, graphs: FakeGraphs, monkeypatch) -> None:

@@ -20,7 +20,7 @@ _NO_COUNTS = np.empty(0, np.int32)
 class GraphStep:
     """Takes steps in which every row computes its newest token and samples the next.
 
-    ``num_eager`` counts such steps that had no graph.
+    ``num_eager`` counts such steps that had no graph, since graphs were captured.
     """
 
     def __init__(self, runner: FullGraphRunner, rows: Rows, sampler: Sampler) -> None:
@@ -37,6 +37,7 @@ class GraphStep:
     def capture(self, progress: Callable[[int, int], None]) -> None:
         """Capture the graphs; told how many are done of how many."""
         self._runner.capture(progress)
+        self.num_eager = 0
 
     def execute(self, plan: StepPlan) -> Samples | None:
         """Queue the step and write its tokens back; None if it must run eagerly."""

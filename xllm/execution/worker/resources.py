@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from xllm.core.config import CacheConfig, ExecutionConfig, SchedulerConfig
+from xllm.execution.executor.runners.full_graph import GraphApi
 from xllm.hardware.platforms import Platform, resolve
 from xllm.kv_cache.layout import (
     CacheDemand,
@@ -47,13 +48,14 @@ def attention_backend(config: ExecutionConfig, platform: Platform) -> str:
     return _BEST_BACKEND.get(platform.name, "torch")
 
 
-def uses_graphs(config: ExecutionConfig, platform: Platform, backend: AttentionBackend) -> bool:
-    """Whether decode steps are captured."""
-    return (
-        platform.graphs is not None
-        and not config.enforce_eager
-        and backend.graph_support >= GraphSupport.DECODE
-    )
+def open_graphs(
+    config: ExecutionConfig, platform: Platform, backend: AttentionBackend
+) -> GraphApi | None:
+    """What captures device graphs, or None where steps run eagerly."""
+    if config.enforce_eager or backend.graph_support < GraphSupport.DECODE:
+        return None
+    graphs: GraphApi | None = platform.graphs
+    return graphs
 
 
 def resolve_dtype(name: str, platform: Platform) -> torch.dtype:

@@ -13,6 +13,7 @@ from xllm.core.config.files import ModelFiles
 from xllm.core.messages.worker import NewRows, StepPlan
 from xllm.execution.executor import Executor
 from xllm.execution.executor.runners.full_graph import DeviceTables, FullGraphRunner
+from xllm.execution.executor.runners.mixed_graph import BatchLimits, MixedGraphRunner
 from xllm.execution.executor.warmup import warmup_plans
 from xllm.execution.sampling import RowRequest, Sampler
 from xllm.execution.worker import resources
@@ -24,7 +25,7 @@ from xllm.execution.worker.rows import Rows
 from xllm.hardware.platforms import Platform
 from xllm.kv_cache.layout import CacheGroup, WorkerInfo
 from xllm.kv_cache.storage import CacheStorage
-from xllm.modeling.attention import AttentionBackend, cache_groups, load_backend
+from xllm.modeling.attention import AttentionBackend, GraphSupport, cache_groups, load_backend
 from xllm.modeling.models.decoder import CausalLM
 from xllm.modeling.weights.loader import load_model
 
@@ -42,6 +43,7 @@ class _Started:
     sampler: Sampler
     scorer: PromptScorer
     graph_step: GraphStep | None
+    mixed_graphs: MixedGraphRunner | None
 
 
 class Worker:
@@ -132,9 +134,15 @@ class Worker:
         self._progress("allocate KV cache", 0.0)
         max_rows = self._config.scheduler.max_num_seqs
         storage = CacheStorage.allocate(groups, backend, model.dtype, self._device)
-        executor = Executor(model, storage, backend)
+        graphs = resources.open_graphs(self._config.execution, platform, backend)
         rows = Rows(max_rows, model.config.max_len, groups, self._device)
         sampler = Sampler(max_rows, model.vocab_size, self._device)
+        mixed = None
+        if graphs is not None and backend.graph_support == GraphSupport.ALWAYS:
+            widths = [table.shape[1] for table in rows.block_tables]
+            limits = BatchLimits(self._config.scheduler.max_num_batched_tokens, max_rows, widths)
+            mixed = MixedGraphRunner(model, storage, backend, graphs, limits, self._device)
+        executor = Executor(model, storage, backend, (mixed,) if mixed is not None else ())
         self._started = _Started(
             executor,
             storage,
@@ -143,13 +151,15 @@ class Worker:
             sampler,
             PromptScorer(rows, sampler.table, executor),
             graph_step=None,
+            mixed_graphs=None,
         )
-        if resources.uses_graphs(self._config.execution, platform, backend):
+        if graphs is not None:
             tables = DeviceTables(
                 rows.token_ids, rows.block_tables, [group.spec.block_size for group in groups]
             )
-            runner = FullGraphRunner(model, storage, backend, tables, platform.graphs, max_rows)
+            runner = FullGraphRunner(model, storage, backend, tables, graphs, max_rows)
             self._started.graph_step = GraphStep(runner, rows, sampler)
+            self._started.mixed_graphs = mixed
 
     def _warm_up(self, groups: tuple[CacheGroup, ...], max_model_len: int) -> None:
         self._progress("warm up", 0.0)
@@ -160,9 +170,12 @@ class Worker:
             self.execute(plan).result()
         assert self._started is not None
         if self._started.graph_step is not None:
-            phase = "capture graphs"
             self._started.graph_step.capture(
-                lambda done, total: self._progress(phase, done / total)
+                lambda done, total: self._progress("capture decode graphs", done / total)
+            )
+        if self._started.mixed_graphs is not None:
+            self._started.mixed_graphs.capture(
+                lambda done, total: self._progress("capture prefill graphs", done / total)
             )
 
     # --- the step ----------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from xllm.hardware.kernels.triton.launch import (
 
 _LOG2E = 1.4426950408889634
 _PROGRAMS_PER_SM = 8
-_MAX_SPLITS = 32
+_MAX_SPLITS = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def choose_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> SplitPlan:
     """
     programs = num_rows * num_kv_heads
     wanted = triton.next_power_of_2(triton.cdiv(_PROGRAMS_PER_SM * num_sms, programs))
-    min_tiles = 1 if programs < 32 else 2 if programs < 256 else 8
+    min_tiles = 1 if programs < 32 else 2 if programs < 256 else 4
     return SplitPlan(min(max(wanted, 2), _MAX_SPLITS), min_tiles)
 
 
@@ -62,9 +62,9 @@ def decode_attention(
     out: Tensor,
     *,
     plan: SplitPlan | None = None,
-    block_n: int = 64,
+    block_n: int = 128,
     num_warps: int = 4,
-    num_stages: int = 4,
+    num_stages: int = 3,
 ) -> None:
     """Fill ``out`` (T, Hq, D) for every row that has exactly one query token.
 
@@ -78,6 +78,8 @@ def decode_attention(
     splits = plan.splits if rows * kv_heads <= MAX_COUNTERS else 1
     if q.dtype == torch.float32:
         block_n, num_stages = 16, 2
+    elif head_dim > 128:
+        block_n = min(block_n, 64)
     group = heads // kv_heads
     d_block = triton.next_power_of_2(head_dim)
     if splits > 1:
@@ -148,10 +150,10 @@ def _merge_shares(
     columns = tl.arange(0, D_BLOCK)
     every = tl.arange(0, SPLITS)
     in_group = group < GROUP
-    rows = (first_head + group)[:, None] * SPLITS + every[None, :]
-    mask = in_group[:, None] & (every < used)[None, :]
-    peaks = tl.load(stats_ptr + rows * 2, mask=mask, other=-1.0e30, cache_modifier=".cg")
-    masses = tl.load(stats_ptr + rows * 2 + 1, mask=mask, other=0.0, cache_modifier=".cg")
+    each = (first_head + group)[:, None] * SPLITS + every[None, :]
+    used_shares = in_group[:, None] & (every < used)[None, :]
+    peaks = tl.load(stats_ptr + each * 2, mask=used_shares, other=-1.0e30, cache_modifier=".cg")
+    masses = tl.load(stats_ptr + each * 2 + 1, mask=used_shares, other=0.0, cache_modifier=".cg")
     peak = tl.max(peaks, axis=1)
     mass = tl.sum(masses * tl.exp2(peaks - peak[:, None]), axis=1)
     acc = tl.zeros([MERGE_GROUP, D_BLOCK], tl.float32)

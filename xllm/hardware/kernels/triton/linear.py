@@ -110,9 +110,10 @@ def stream_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None, tile: St
         arrival_counters(x.device),
         tokens,
         outputs,
+        inputs,
+        k_per_share,
         x.stride(0),
-        K=inputs,
-        K_PER_SHARE=k_per_share,
+        EVEN=k_per_share * shares == inputs,
         SHARES=shares,
         BLOCK_T=1 if tokens == 1 else 16,
         BLOCK_N=tile.block_n,
@@ -127,7 +128,7 @@ def stream_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None, tile: St
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _stream_linear_kernel(
     x_ptr,  # (T, K)
     weight_ptr,  # (N, K)
@@ -138,9 +139,10 @@ def _stream_linear_kernel(
     counters_ptr,  # one per output tile, zero on entry and exit
     num_tokens,
     outputs,
+    inputs,
+    inputs_per_share,
     x_stride,
-    K: tl.constexpr,
-    K_PER_SHARE: tl.constexpr,
+    EVEN: tl.constexpr,  # inputs = SHARES * inputs_per_share
     SHARES: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -153,28 +155,27 @@ def _stream_linear_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     share = tl.program_id(1)
     in_n = n < outputs
-    start = share * K_PER_SHARE
+    start = share * inputs_per_share
     k = tl.arange(0, BLOCK_K)
-    rows = weight_ptr + n.to(tl.int64)[:, None] * K
-    EVEN: tl.constexpr = K % BLOCK_K == 0 and K_PER_SHARE * SHARES == K
+    rows = weight_ptr + n.to(tl.int64)[:, None] * inputs
     allow_consumers(PDL)
     first_mask = in_n[:, None]
     if not EVEN:
-        first_mask = first_mask & ((start + k) < K)[None, :]
+        first_mask = first_mask & ((start + k) < inputs)[None, :]
     first = tl.load(rows + (start + k)[None, :], mask=first_mask, other=0.0)
     wait_for_producers(PDL)
 
     if BLOCK_T == 1:
-        x = tl.load(x_ptr + start + k, mask=start + k < K, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + start + k, mask=start + k < inputs, other=0.0).to(tl.float32)
         acc = first.to(tl.float32) * x[None, :]
-        for at in tl.range(BLOCK_K, K_PER_SHARE, BLOCK_K, num_stages=STAGES):
+        for at in tl.range(BLOCK_K, inputs_per_share, BLOCK_K, num_stages=STAGES):
             kk = start + at + k
             mask = in_n[:, None]
             if EVEN:
                 x = tl.load(x_ptr + kk).to(tl.float32)
             else:
-                mask = mask & (kk < K)[None, :]
-                x = tl.load(x_ptr + kk, mask=kk < K, other=0.0).to(tl.float32)
+                mask = mask & (kk < inputs)[None, :]
+                x = tl.load(x_ptr + kk, mask=kk < inputs, other=0.0).to(tl.float32)
             w = tl.load(rows + kk[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
             acc += w.to(tl.float32) * x[None, :]
         y = tl.sum(acc, axis=1)[:, None]
@@ -184,20 +185,22 @@ def _stream_linear_kernel(
         in_t = t < num_tokens
         x_rows = x_ptr + t[None, :] * x_stride
         x = tl.load(
-            x_rows + (start + k)[:, None], mask=in_t[None, :] & (start + k < K)[:, None], other=0.0
+            x_rows + (start + k)[:, None],
+            mask=in_t[None, :] & (start + k < inputs)[:, None],
+            other=0.0,
         )
         w = first.to(x.dtype)
         if UPCAST:
             x = x.to(tl.float32)
             w = w.to(tl.float32)
         y = tl.dot(w, x, input_precision=PRECISION)
-        for at in tl.range(BLOCK_K, K_PER_SHARE, BLOCK_K, num_stages=STAGES):
+        for at in tl.range(BLOCK_K, inputs_per_share, BLOCK_K, num_stages=STAGES):
             kk = start + at + k
             mask = in_n[:, None]
             x_mask = in_t[None, :]
             if not EVEN:
-                mask = mask & (kk < K)[None, :]
-                x_mask = x_mask & (kk < K)[:, None]
+                mask = mask & (kk < inputs)[None, :]
+                x_mask = x_mask & (kk < inputs)[:, None]
             w = tl.load(rows + kk[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
             x = tl.load(x_rows + kk[:, None], mask=x_mask, other=0.0)
             w = w.to(x.dtype)

@@ -1,0 +1,50 @@
+"""The whole engine on a GPU gives the CPU's tokens, whatever path a step takes. Float32."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.contract.equivalence import tiny_engine
+from tests.contract.equivalence.tiny_engine import VOCAB_SIZE, TinyEngine, request, write_checkpoint
+from xllm.core.config import ExecutionConfig
+from xllm.core.request.request import Request
+from xllm.hardware.kernels import ops
+
+PARAMS = {
+    "greedy": {"temperature": 0.0},
+    "drawn": {"temperature": 0.8},
+    "filtered": {"temperature": 0.8, "top_p": 0.9, "frequency_penalty": 0.4},
+}
+
+
+def _requests(**params: float) -> list[Request]:
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(0, VOCAB_SIZE, n).tolist() for n in (1, 7, 8, 33, 60, 24, 9, 90)]
+    return [request(i, prompt, 24, seed=i, **params) for i, prompt in enumerate(prompts)]
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3_text"])
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    return write_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("step_tokens", [512, 24], ids=["whole prompts", "chunks"])
+def test_tokens_equal_the_cpus(
+    files, params: dict, overlap: bool, eager: bool, step_tokens: int, monkeypatch
+) -> None:
+    ops.use_platform("reference")  # ops are bound process-wide
+    expected = TinyEngine(files).run(_requests(**params))
+    on_gpu = ExecutionConfig(device="cuda", enforce_eager=eager)
+    monkeypatch.setattr(tiny_engine, "ExecutionConfig", lambda **_: on_gpu)
+    engine = TinyEngine(files, overlap=overlap, step_tokens=step_tokens)
+    assert engine.run(_requests(**params)) == expected
+    graph_step = engine.worker._started.graph_step
+    if eager:
+        assert graph_step is None
+    else:
+        assert graph_step.num_replays >= 23, "steady decode must run as graphs"
+        assert graph_step.num_eager == 0

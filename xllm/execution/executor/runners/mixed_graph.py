@@ -1,0 +1,170 @@
+"""The forward pass of any batch as a device graph: prefill, chunks and decode rows together.
+
+The attention backend reads lengths and tables on the device and its grids depend on shapes alone,
+so a graph of N tokens and R rows runs every batch that fits. What is left of the bucket is padding:
+tokens of no row, which write no cache slot, and rows without tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from xllm.execution.executor.inputs import BatchShape, ModelInputs
+from xllm.execution.executor.runners.full_graph import Graph, GraphApi
+from xllm.kv_cache.storage import CacheStorage
+from xllm.modeling.attention import AttentionBackend, AttentionMetadata, ForwardContext
+from xllm.modeling.models.decoder import CausalLM
+
+_SMALLEST = 16
+
+
+def token_buckets(max_tokens: int) -> list[int]:
+    """Token counts to capture, ascending: two per doubling from 16, then ``max_tokens``."""
+    sizes = set()
+    size = _SMALLEST
+    while size < max_tokens:
+        sizes |= {size, size + size // 2}
+        size *= 2
+    return sorted({s for s in sizes if s < max_tokens} | {max_tokens})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """The largest batch: tokens, rows, and the width of each group's block table."""
+
+    max_tokens: int
+    max_rows: int
+    table_widths: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MixedOutput:
+    """Hidden states in the graph's own memory. Borrowed until the next replay."""
+
+    hidden: Tensor  # (N, H)
+
+
+class MixedGraphRunner:
+    """Fits ``Runner``. ``num_replays`` and ``num_padding_tokens`` count what it ran."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        storage: CacheStorage,
+        backend: AttentionBackend,
+        graphs: GraphApi,
+        limits: BatchLimits,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._kv_caches = storage.layers
+        self._group_of_layer = storage.group_of_layer
+        self._backend = backend
+        self._api = graphs
+        self._limits = limits
+        self._buckets = token_buckets(limits.max_tokens)
+        self._graphs: dict[int, Graph] = {}
+        self._memory = _Memory.allocate(limits, device)
+        self.num_replays = 0
+        self.num_padding_tokens = 0
+
+    def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Capture every bucket, the largest first, so that the others fit into its memory."""
+        self._memory.clear()
+        for number, size in enumerate(reversed(self._buckets)):
+            self._forward(size)  # outside capture: compiles kernels, sets libraries up
+            self._graphs[size] = self._api.capture(functools.partial(self._forward, size))
+            if progress is not None:
+                progress(number + 1, len(self._buckets))
+
+    def can_run(self, shape: BatchShape) -> bool:
+        """Whether a batch of this shape fits a graph."""
+        return (
+            bool(self._graphs)
+            and shape.num_tokens <= self._limits.max_tokens
+            and shape.num_rows <= self._limits.max_rows
+        )
+
+    def run(self, inputs: ModelInputs, context: ForwardContext) -> Tensor:
+        """Hidden states (T, H), borrowed until the next step."""
+        num_tokens = inputs.shape.num_tokens
+        size = self._buckets[bisect_left(self._buckets, num_tokens)]
+        self._memory.load(inputs, size)
+        graph = self._graphs[size]
+        graph.replay()
+        self.num_replays += 1
+        self.num_padding_tokens += size - num_tokens
+        output: MixedOutput = graph.output
+        return output.hidden[:num_tokens]
+
+    def _forward(self, size: int) -> MixedOutput:
+        """What a graph of ``size`` tokens records."""
+        memory = self._memory
+        metadata = tuple(
+            AttentionMetadata(
+                query_start_loc=memory.query_start_loc,
+                seq_lens=memory.seq_lens,
+                block_table=blocks,
+                slot_mapping=slots[:size],
+                max_query_len=size,
+                max_seq_len=self._model.config.max_len,
+            )
+            for slots, blocks in zip(memory.slots, memory.blocks, strict=True)
+        )
+        context = ForwardContext(metadata, self._kv_caches, self._group_of_layer, self._backend)
+        return MixedOutput(self._model(memory.input_ids[:size], memory.positions[:size], context))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Memory:
+    """The tensors at whose addresses the graphs read. Ids and positions of padding are stale."""
+
+    input_ids: Tensor  # (N,) int32
+    positions: Tensor  # (N,) int64
+    query_start_loc: Tensor  # (R + 1,) int32
+    seq_lens: Tensor  # (R,) int32
+    slots: list[Tensor]  # (N,) int64 per group
+    blocks: list[Tensor]  # (R, B) int32 per group
+
+    @classmethod
+    def allocate(cls, limits: BatchLimits, device: torch.device) -> _Memory:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        tokens, rows = limits.max_tokens, limits.max_rows
+        return cls(
+            input_ids=zeros(tokens),
+            positions=zeros(tokens, dtype=torch.int64),
+            query_start_loc=zeros(rows + 1),
+            seq_lens=zeros(rows),
+            slots=[zeros(tokens, dtype=torch.int64) for _ in limits.table_widths],
+            blocks=[zeros(rows, width) for width in limits.table_widths],
+        )
+
+    def clear(self) -> None:
+        """A batch of padding only."""
+        for tensor in (self.query_start_loc, self.seq_lens):
+            tensor.zero_()
+        for slots in self.slots:
+            slots.fill_(-1)
+
+    def load(self, inputs: ModelInputs, size: int) -> None:
+        """Copy a batch in and mark the rest of a bucket of ``size`` tokens as padding."""
+        tokens, rows = inputs.shape.num_tokens, inputs.shape.num_rows
+        first = inputs.metadata[0]
+        self.input_ids[:tokens].copy_(inputs.input_ids)
+        self.positions[:tokens].copy_(inputs.positions)
+        self.query_start_loc[: rows + 1].copy_(first.query_start_loc)
+        self.query_start_loc[rows + 1 :].fill_(tokens)
+        self.seq_lens[:rows].copy_(first.seq_lens)
+        self.seq_lens[rows:].zero_()
+        for group, metadata in enumerate(inputs.metadata):
+            self.slots[group][:tokens].copy_(metadata.slot_mapping)
+            self.slots[group][tokens:size].fill_(-1)
+            self.blocks[group][:rows, : metadata.block_table.shape[1]].copy_(metadata.block_table)
