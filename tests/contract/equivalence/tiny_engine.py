@@ -1,0 +1,150 @@
+"""A whole engine without processes: real scheduler, loop, worker and a tiny random model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from xllm.control.engine import EngineLoop, OverlapEngineLoop
+from xllm.control.scheduler import build_scheduler
+from xllm.core.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, XllmConfig
+from xllm.core.config.files import ModelFiles
+from xllm.core.messages.server import EngineReady, OutputBatch
+from xllm.core.request.finish import FinishReason
+from xllm.core.request.request import Request
+from xllm.core.request.sampling import SamplingParams
+from xllm.execution.worker import Worker
+from xllm.modeling.weights.loader import load_model, model_targets
+
+MAX_LEN = 128
+BLOCK_SIZE = 8
+VOCAB_SIZE = 257
+
+_SHAPE = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": MAX_LEN,
+    "rms_norm_eps": 1e-6,
+    # Tied random weights would make every model repeat its last token.
+    "tie_word_embeddings": False,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": _SHAPE | {"model_type": "llama", "num_hidden_layers": 2, "hidden_act": "silu"},
+    "gemma3_text": _SHAPE
+    | {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 20,
+        "query_pre_attn_scalar": 16,
+    },
+}
+
+
+def write_checkpoint(folder: Path, family: str) -> ModelFiles:
+    """A random float32 checkpoint whose greedy answers vary from token to token."""
+    config = CONFIGS[family]
+    dummy = ModelFiles(name=family, folder=str(folder), config=config, format="dummy")
+    model = load_model(dummy, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(len(family))
+    tensors = {}
+    for name, (target, _) in model_targets(model).items():
+        noise = torch.randn(target.shape, generator=generator)
+        if len(target.shape) == 2:
+            tensors[name] = noise * 2 / math.sqrt(target.shape[1])
+        else:
+            ones = 1.0 if target.dummy == "ones" else 0.0
+            tensors[name] = ones + 0.1 * noise
+    path = folder / "model.safetensors"
+    save_file(tensors, path)
+    return dataclasses.replace(dummy, format="safetensors", weights=(str(path),))
+
+
+def request(
+    handle: int, prompt: list[int], max_tokens: int = 24, seed: int = 0, **params: Any
+) -> Request:
+    """A request as the frontend would send it."""
+    return Request(
+        handle=handle,
+        request_id=str(handle),
+        prompt_token_ids=np.array(prompt, np.int32),
+        params=SamplingParams(max_tokens=max_tokens, **params),
+        max_tokens=max_tokens,
+        seed=seed,
+    )
+
+
+class TinyEngine:
+    """Runs requests to their end, ``check()`` after every step."""
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        *,
+        overlap: bool = False,
+        prefix_caching: bool = True,
+        step_tokens: int = 512,
+        num_kv_tokens: int = 16 * MAX_LEN,
+        max_rows: int = 16,
+        scheduling: str = "decode_first",
+    ) -> None:
+        config = XllmConfig(
+            model=ModelConfig(dtype="float32"),
+            cache=CacheConfig(
+                block_size=BLOCK_SIZE,
+                num_kv_tokens=num_kv_tokens,
+                enable_prefix_caching=prefix_caching,
+            ),
+            scheduler=SchedulerConfig(
+                max_num_seqs=max_rows,
+                max_num_batched_tokens=step_tokens,
+                scheduling=scheduling,
+            ),
+            # One thread: handing such tiny ops to a second one costs more than they take.
+            execution=ExecutionConfig(device="cpu", num_threads=1),
+        )
+        self.worker = Worker(config, files)
+        info = self.worker.start()
+        self.scheduler = build_scheduler(config.scheduler, config.cache, info)
+        loop = OverlapEngineLoop if overlap else EngineLoop
+        ready = EngineReady(files.name, MAX_LEN, info.vocab_size, num_kv_tokens, 1.0)
+        # Requests go straight to the loop: no inbox, no outbox.
+        self._loop = loop(self.scheduler, self.worker, None, None, ready)
+        self.batches: list[OutputBatch] = []
+
+    def run(self, requests: list[Request]) -> dict[tuple[int, int], list[int]]:
+        """Tokens of every choice, by (handle, choice). Every one must end by length."""
+        for entry in requests:
+            self._loop.submit(entry)
+        tokens: dict[tuple[int, int], list[int]] = {}
+        self.batches.clear()
+        while self.scheduler.has_work:
+            for batch in self._loop.step():
+                self._collect(batch, tokens)
+            self.scheduler.check()
+        return tokens
+
+    @property
+    def stats(self) -> Any:
+        """Counters since start."""
+        return self.scheduler.stats()
+
+    def _collect(self, batch: OutputBatch, tokens: dict[tuple[int, int], list[int]]) -> None:
+        self.batches.append(batch)
+        assert not batch.failures, batch.failures
+        flat = batch.token_ids.tolist()
+        columns = (batch.handles, batch.choices, batch.counts, batch.finish)
+        for handle, choice, count, finish in zip(*(c.tolist() for c in columns), strict=True):
+            tokens.setdefault((handle, choice), []).extend(flat[:count])
+            flat = flat[count:]
+            assert finish in (FinishReason.NONE, FinishReason.LENGTH)
