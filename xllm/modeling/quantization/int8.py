@@ -13,6 +13,8 @@ from torch import Tensor
 from xllm.hardware.kernels import ops
 from xllm.modeling.layers.linear import Linear
 
+_CHUNK_VALUES = 1 << 18  # quantized at a time, so that intermediates stay in the cache
+
 
 class Method:
     """Implements ``QuantMethod``."""
@@ -38,7 +40,14 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
     A row of zeros gets scale 1, so that no scale is zero or NaN.
     """
-    weight = weight.float()
-    scale = weight.abs().amax(dim=1) / 127.0
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    return (weight / scale[:, None]).round_().to(torch.int8), scale
+    num_rows, width = weight.shape
+    quantized = torch.empty(num_rows, width, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(num_rows, dtype=torch.float32, device=weight.device)
+    step = max(_CHUNK_VALUES // width, 1)
+    for start in range(0, num_rows, step):
+        rows = weight[start : start + step].float()
+        scale = rows.abs().amax(dim=1) / 127.0
+        scale.masked_fill_(scale == 0, 1.0)
+        scales[start : start + step] = scale
+        quantized[start : start + step] = (rows / scale[:, None]).round_()
+    return quantized, scales
