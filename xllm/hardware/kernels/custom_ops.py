@@ -114,7 +114,7 @@ def _fake_linear(x: Tensor, handle: int, out_features: int, bias: Tensor | None)
 
 
 def _register() -> None:
-    fakes = {
+    fakes: dict[str, Callable[..., Any]] = {
         "rms_norm": lambda x, *_: torch.empty_like(x),
         "fused_add_rms_norm": lambda x, *_: torch.empty_like(x),
         "act_and_mul": _fake_act_and_mul,

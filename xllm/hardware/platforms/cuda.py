@@ -33,7 +33,7 @@ class CudaGraphs:
     """
 
     def __init__(self) -> None:
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # a handle of torch, None before the first capture
 
     def capture(self, work: Callable[[], Any]) -> CudaGraph:
         """Record what ``work`` launches. It must have run before, outside capture, so that

@@ -32,8 +32,16 @@ def paged_attention(
     tokens, heads, head_dim = q.shape
     if dtype is None or head_dim % _LANES or head_dim > _MAX_HEAD_DIM or k_cache.dtype != q.dtype:
         return reference.paged_attention(
-            *(q, k_cache, v_cache, query_start_loc, seq_lens, block_table),
-            *(scale, softcap, window, max_query_len),
+            q,
+            k_cache,
+            v_cache,
+            query_start_loc,
+            seq_lens,
+            block_table,
+            scale,
+            softcap,
+            window,
+            max_query_len,
         )
     k_stride, v_stride = k_cache.stride(), v_cache.stride()
     assert k_stride[3] == v_stride[3] == 1

@@ -33,8 +33,19 @@ def qk_norm_rope_kv_write(
     dtype = DTYPES.get(qkv.dtype)
     if dtype is None or k_cache.dtype != qkv.dtype:
         return reference.qk_norm_rope_kv_write(
-            *(qkv, positions, cos_sin, k_cache, v_cache, slot_mapping),
-            *(num_q_heads, num_kv_heads, head_dim, q_weight, k_weight, eps, offset),
+            qkv,
+            positions,
+            cos_sin,
+            k_cache,
+            v_cache,
+            slot_mapping,
+            num_q_heads,
+            num_kv_heads,
+            head_dim,
+            q_weight,
+            k_weight,
+            eps,
+            offset,
         )
     tokens = qkv.shape[0]
     q = qkv.new_empty((tokens, num_q_heads, head_dim))
