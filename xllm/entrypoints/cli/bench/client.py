@@ -10,6 +10,7 @@ import dataclasses
 import json
 import ssl
 import time
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -115,7 +116,8 @@ class _Connection(asyncio.Protocol):
         Raises:
             OSError: the connection was lost.
         """
-        assert self._transport is not None
+        if self._transport is None:
+            raise ConnectionError("the server closed the connection")
         self._record = record
         self._tail = self._last_event = b""
         self._parser = httptools.HttpResponseParser(self)
@@ -124,8 +126,7 @@ class _Connection(asyncio.Protocol):
         await self._done
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -1,0 +1,135 @@
+import argparse
+import json
+
+import pytest
+
+from tools import flags_reference
+from xllm.core.config.flags import add_flags, config_from, make_config, options
+
+# A new option is a decision: add it here on purpose.
+OPTIONS = {
+    "model": "model served_model_name tokenizer revision dtype quantization load_format "
+    "max_model_len chat_template generation_config seed",
+    "cache": "block_size max_memory_utilization max_cache_size num_kv_tokens enable_prefix_caching",
+    "scheduler": "max_num_seqs max_num_batched_tokens scheduling priority_policy "
+    "enable_chunked_prefill async_scheduling max_waiting",
+    "execution": "device num_threads attention_backend enforce_eager",
+    "server": "host port api_key allowed_origins enable_admin root_path shutdown_timeout "
+    "max_body_bytes max_n max_prompts max_logprobs max_stop max_logit_bias max_bad_words "
+    "request_timeout tool_call_parser",
+    "observability": "log_level log_requests log_stats_interval",
+}
+
+
+def parse(*arguments, defaults=None):
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser, defaults=defaults)
+    return config_from(parser.parse_args(arguments))
+
+
+def test_the_list_of_options_is_pinned():
+    found = {topic: [o.name for o in options([topic])] for topic in OPTIONS}
+    assert found == {topic: names.split() for topic, names in OPTIONS.items()}
+
+
+def test_the_reference_page_is_current():
+    assert flags_reference.PAGE.read_text() == flags_reference.render(), (
+        "run python tools/flags_reference.py"
+    )
+
+
+def test_every_option_has_a_sentence():
+    for option in options():
+        assert option.info.help.endswith("."), option.name
+
+
+def test_flag_beats_file_beats_default(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"max-num-seqs": 8, "block_size": 32}))
+    config = parse("--config", str(path), "--max-num-seqs", "4")
+    assert config.scheduler.max_num_seqs == 4
+    assert config.cache.block_size == 32
+    assert config.scheduler.max_num_batched_tokens == 2048
+
+
+def test_defaults_of_a_command_lose_against_the_file(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"block_size": 32}')
+    defaults = {"block_size": 8, "max_num_seqs": 2}
+    config = parse("--config", str(path), defaults=defaults)
+    assert (config.cache.block_size, config.scheduler.max_num_seqs) == (32, 2)
+
+
+def test_yaml_says_the_same_as_json(tmp_path):
+    pytest.importorskip("yaml")
+    path = tmp_path / "config.yaml"
+    path.write_text("model: here\nenable-prefix-caching: false\nallowed-origins: [a, b]\n")
+    config = parse("--config", str(path))
+    assert config.model.model == "here"
+    assert not config.cache.enable_prefix_caching
+    assert config.server.allowed_origins == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"no_such": 1}', "no_such"),
+        ('{"max_num_seqs": "8"}', "max_num_seqs"),
+        ('{"max_num_seqs": true}', "max_num_seqs"),
+        ('{"enable_prefix_caching": 1}', "enable_prefix_caching"),
+        ('{"max_num_seqs": 0}', "--max-num-seqs"),
+        ("[]", "mapping"),
+        ("{", "JSON"),
+    ],
+)
+def test_a_bad_file_is_refused_naming_the_key(tmp_path, text, named):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=named):
+        parse("--config", str(path))
+
+
+def test_the_model_is_positional_or_a_flag():
+    assert parse("here").model.model == "here"
+    assert parse("--model", "here").model.model == "here"
+    assert parse().model.model == "smollm2"
+
+
+def test_booleans_have_both_forms():
+    assert parse("--no-enable-prefix-caching").cache.enable_prefix_caching is False
+    assert parse("--enable-prefix-caching").cache.enable_prefix_caching is True
+    assert parse().scheduler.async_scheduling is None
+
+
+def test_a_list_is_repeated_or_json():
+    config = parse(
+        "--api-key", "a", "--api-key", "b", "--allowed-origins", '["http://x", "http://y"]'
+    )
+    assert config.server.api_key == ["a", "b"]
+    assert config.server.allowed_origins == ["http://x", "http://y"]
+
+
+def test_an_alias_sets_the_same_option():
+    assert parse("--gpu-memory-utilization", "0.5").cache.max_memory_utilization == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_model_len", 0),
+        ("block_size", 0),
+        ("max_memory_utilization", 1.5),
+        ("max_memory_utilization", float("nan")),
+        ("shutdown_timeout", float("inf")),
+        ("dtype", "int3"),
+        ("port", 65536),
+    ],
+)
+def test_a_senseless_value_is_refused_naming_the_flag(name, value):
+    with pytest.raises(ValueError, match="^--" + name.replace("_", "-")):
+        make_config({name: value})
+
+
+def test_an_unknown_option_lists_the_known():
+    with pytest.raises(ValueError, match=r"'max_len'.*max_model_len"):
+        make_config({"max_len": 1})

@@ -1,0 +1,107 @@
+import subprocess
+import sys
+import time
+
+import pytest
+
+from xllm.core.config import env
+from xllm.entrypoints.cli import main as cli
+from xllm.version import __version__
+
+HELP_SECONDS = 0.3
+HEAVY = ("torch", "fastapi", "numpy", "httpx", "tokenizers")
+
+
+def python(*arguments):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_help_comes_at_once():
+    # The best of several: the machine may be busy, and only our own work is the question.
+    best = HELP_SECONDS
+    for _ in range(10):
+        begin = time.perf_counter()
+        assert python("-m", "xllm.entrypoints.cli.main", "--help").returncode == 0
+        best = min(best, time.perf_counter() - begin)
+        if best < HELP_SECONDS:
+            return
+    pytest.fail(f"xllm --help took {best:.2f} s at best")
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["chat"], ["bench", "serve"], ["doctor"]])
+def test_help_imports_nothing_heavy(command):
+    code = f"""
+import sys
+from xllm.entrypoints.cli.main import main
+try:
+    main([*{command!r}, "--help"])
+except SystemExit:
+    pass
+print("heavy:", sorted(set({HEAVY!r}) & set(sys.modules)))
+"""
+    assert python("-c", code).stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_every_command_of_the_help_has_help(capsys):
+    for name in cli.COMMANDS:
+        with pytest.raises(SystemExit) as end:
+            cli.main([name, "--help"])
+        assert end.value.code == 0
+        assert capsys.readouterr().out.startswith(f"usage: xllm {name}")
+
+
+def test_no_command_shows_the_help(capsys):
+    assert cli.main([]) == 0
+    assert "xllm serve" in capsys.readouterr().out
+
+
+def test_version_is_printed_alone(capsys):
+    assert cli.main(["version"]) == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--max-model-len", "0"], "--max-model-len"),
+        (["--max-model-len", "-5"], "--max-model-len"),
+        (["--max_model_len=0"], "--max-model-len"),
+        (["--block-size", "0"], "--block-size"),
+        (["--no-such-flag"], "--no-such-flag"),
+        (["--max-num-seqs", "many"], "--max-num-seqs"),
+        (["--max-num-seq", "8"], "--max-num-seq"),
+        (["--dtype", "int3"], "--dtype"),
+        (["--allowed-origins", "[1"], "--allowed-origins"),
+        (["--config", "/no/such.json"], "--config"),
+    ],
+)
+def test_a_senseless_option_ends_with_one_line_naming_it(arguments, named, capsys):
+    try:
+        code = cli.main(["serve", *arguments])
+    except SystemExit as end:
+        code = end.code
+    errors = capsys.readouterr().err.splitlines()
+    assert code == 2
+    assert len(errors) == 1
+    assert errors[0].startswith("xllm serve: error: ") and named in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--scheduling", "nope"), ("--priority-policy", "nope")]
+)
+def test_an_unknown_policy_ends_before_any_engine_starts(flag, value):
+    command = ["-m", "xllm.entrypoints.cli.main", "serve", "--port", "0", flag, value]
+    done = python(*command)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"xllm: error: {flag} must be one of")
+
+
+def test_serve_takes_its_key_from_the_environment_unless_a_flag_gives_one(monkeypatch):
+    from xllm.entrypoints.http import lifecycle
+
+    seen = []
+    monkeypatch.setattr(lifecycle, "serve", lambda config: seen.append(config.server.api_key) or 0)
+    monkeypatch.setattr(env, "api_key", lambda: "from-env")
+    assert cli.main(["serve"]) == 0
+    assert cli.main(["serve", "--api-key", "from-flag"]) == 0
+    assert seen == [["from-env"], ["from-flag"]]
