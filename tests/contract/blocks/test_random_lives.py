@@ -68,7 +68,9 @@ def test_the_block_manager_keeps_its_books(operations, num_blocks, windows, bloc
                 _retire(blocks, row, lengths[row], tokens)
         elif name in ("free", "forget") and row in lengths:
             del lengths[row]
-            blocks.free(row, forget=name == "forget")
+            if name == "forget":
+                blocks.forget(row)
+            blocks.free(row)
         elif name == "reset":
             blocks.reset_prefix_cache()
         blocks.check()

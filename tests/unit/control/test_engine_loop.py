@@ -186,6 +186,16 @@ def test_messages_are_applied():
     assert last.step_seconds > 0.0
 
 
+def test_a_handle_in_use_does_not_disturb_its_owner():
+    engine = FakeEngine()
+    first = make_request(0, [1], 5)
+    engine.inbox.messages = [AddRequests([first, make_request(0, [2], 5)]), Drain(60.0)]
+    engine.loop.run()
+    batches = [m for m in engine.outbox.messages if isinstance(m, OutputBatch)]
+    tokens = [token for batch in batches for token in batch.token_ids.tolist()]
+    assert tokens == engine.expect(first)
+
+
 def test_refusals_reach_the_client_of_an_idle_engine():
     engine = FakeEngine(4)
     engine.inbox.messages = [AddRequests([make_request(0, range(100))]), Drain(60.0)]

@@ -189,7 +189,9 @@ def test_suspect_blocks_are_forgotten():
     keys = blocks.keys(PrefixIdentity())
     assert start(blocks, 0, 12, keys=keys)
     retire(blocks, 0, 12)
-    blocks.free(0, forget=True)
+    blocks.forget(0)
+    assert blocks.match(keys, TOKENS, 12).num_tokens == 0
+    blocks.free(0)
     blocks.check()
     assert blocks.match(keys, TOKENS, 12).num_tokens == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import gc
 import logging
 import time
 from typing import Protocol
@@ -82,7 +83,11 @@ class EngineLoopBase(abc.ABC):
     # --- requests --------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Queue a request; a draining engine answers 503 instead."""
+        """Queue a request; a draining engine answers 503 instead.
+
+        Raises:
+            ValueError: the handle is in use.
+        """
         if self._drain_deadline is not None:
             self._scheduler.refuse(Failure(request.handle, -1, _DRAINING, 503))
         else:
@@ -112,6 +117,7 @@ class EngineLoopBase(abc.ABC):
         Raises:
             EngineDeadError: the worker cannot go on.
         """
+        gc.freeze()  # what start-up built stays: full collections need not walk it
         while self._receive():
             for message in self.step():
                 self._outbox.send(message)
@@ -136,7 +142,10 @@ class EngineLoopBase(abc.ABC):
         match message:
             case AddRequests(requests):
                 for request in requests:
-                    self.submit(request)
+                    try:
+                        self.submit(request)
+                    except ValueError as error:  # the owner of the handle is being served
+                        logger.error("request %s dropped: %s", request.request_id, error)
             case AbortRequests(handles, choices, stopped):
                 for handle, choice in zip(handles, choices, strict=True):
                     self.abort(handle, choice, stopped)

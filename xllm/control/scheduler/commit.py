@@ -63,8 +63,8 @@ class Committer:
         notices = self._state.notices
         notices.failures.append(Failure(sequence.handle, sequence.choice, reason, 500))
         notices.ended.append((sequence.handle, sequence.choice, FinishReason.ERROR))
-        # Its cache content is suspect: nobody may share it.
-        self._state.finish(sequence, forget_blocks=True)
+        self._state.blocks.forget(row)  # suspect content: nobody may share it
+        self._state.finish(sequence)
 
     def _take_tokens(self, step: StepInFlight, result: StepResult) -> Sampled:
         """Write the sampled tokens of rows that are still live into the host table."""

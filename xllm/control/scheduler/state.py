@@ -65,12 +65,12 @@ class SchedulerState:
         self.in_flight: deque[StepInFlight] = deque()
         self.counters = Counters()
         self.notices = Notices()
-        self._retiring: dict[int, bool] = {}  # row -> whether its blocks are to be forgotten
+        self._retiring: set[int] = set()  # rows that steps in flight still use
 
-    def finish(self, sequence: Sequence, *, forget_blocks: bool = False) -> None:
+    def finish(self, sequence: Sequence) -> None:
         """The sequence is over, wherever it is. What it held is released when steps allow."""
         if sequence.status is Status.RUNNING:
-            self.vacate(sequence, forget_blocks)
+            self.vacate(sequence)
         elif sequence.status is Status.WAITING:
             self.queue.remove(sequence)
         sequence.status = Status.FINISHED
@@ -84,12 +84,12 @@ class SchedulerState:
             state.leader = heir.choice
             self.queue.push(heir)
 
-    def vacate(self, sequence: Sequence, forget_blocks: bool = False) -> None:
+    def vacate(self, sequence: Sequence) -> None:
         """Take a running sequence off its row; the row retires with the steps in flight."""
         if sequence in self.prefilling:
             self.prefilling.remove(sequence)
         row = self.table.leave(sequence)
-        self._retiring[row] = forget_blocks
+        self._retiring.add(row)
         self._release_if_idle(row)
 
     def release_retired(self) -> None:
@@ -99,7 +99,8 @@ class SchedulerState:
 
     def _release_if_idle(self, row: int) -> None:
         if self.table.in_flight[row] == 0:
-            self.blocks.free(row, self._retiring.pop(row))
+            self._retiring.remove(row)
+            self.blocks.free(row)
             self.table.release(row)
 
     def pending_blocks(self) -> list[int]:

@@ -50,6 +50,8 @@ class AppendedBlocks(msgspec.Struct, frozen=True, array_like=True):
 class StepPlan(msgspec.Struct, frozen=True, tag="step"):
     """One step. Order of effects: free rows, start new rows, append blocks, compute, sample.
 
+    A row that starts replaces whatever it held: the step that freed it may have failed.
+
     Scheduled row ``i`` computes tokens ``num_computed[i] .. num_computed[i]+num_scheduled[i]`` of
     its token row. Where ``samples[i]``, those end at its last known token and one new token is
     sampled and written to the device row at the next position; the next plan may use it before

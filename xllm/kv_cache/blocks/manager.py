@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -133,11 +132,14 @@ class BlockManager:
         for group in self._groups:
             group.extend(row, group.missing(row, num_tokens))
 
-    def free(self, row: int, forget: bool = False) -> None:
-        """Release all blocks of a row; ``forget`` also drops them from the prefix cache."""
+    def forget(self, row: int) -> None:
+        """Drop the row's blocks from the prefix cache: their content is not to be trusted."""
         for group in self._groups:
-            if forget:
-                group.cache.forget(group.table.live(row).tolist())
+            group.cache.forget(group.table.live(row).tolist())
+
+    def free(self, row: int) -> None:
+        """Release all blocks of a row."""
+        for group in self._groups:
             group.free(row)
         self._keys[row] = self._no_keys
         self._publish_limit[row] = 0
@@ -179,7 +181,7 @@ class BlockManager:
             mask &= ~crossing | (np.cumsum(crossing) <= group.pool.num_free)
         return mask
 
-    def retire(self, rows: Rows, num_computed: Int32Array, token_ids: Any) -> None:
+    def retire(self, rows: Rows, num_computed: Int32Array, token_ids: Int32Array) -> None:
         """Account for computed tokens whose ids are all known.
 
         Full blocks go to the prefix cache; blocks outside the window are released.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -39,9 +37,9 @@ class BlockTable:
         self.end[row] = end + len(blocks)
         self.capacity[row] = (end + len(blocks)) * self._block_size
 
-    def append_each(self, rows: Rows, blocks: Int32Array) -> Any:
+    def append_each(self, rows: Rows, blocks: Int32Array) -> Int32Array:
         """Append one block to each of distinct rows; the indexes written, (N,) int32."""
-        starts = self.end[rows]
+        starts: Int32Array = self.end[rows]
         self.ids[rows, starts] = blocks
         self.end[rows] = starts + 1
         self.capacity[rows] += self._block_size
