@@ -6,6 +6,7 @@ Shapes of arguments and results follow what users of vLLM know.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -18,9 +19,10 @@ from xllm.core.config import XllmConfig
 from xllm.core.config.flags import make_config
 from xllm.core.messages.server import EngineProgress, EngineStats
 from xllm.core.request.sampling import SamplingParams
-from xllm.entrypoints.outputs import Collector, RequestOutput
-from xllm.frontend.intake import PreparedRequest
+from xllm.entrypoints.outputs import Collector, RequestOutput, plain_error
+from xllm.frontend.intake import PreparedRequest, RequestFactory
 from xllm.frontend.protocol.chat import ChatCompletionRequest
+from xllm.frontend.protocol.errors import RequestError
 
 # Text, token ids, or a mapping with "prompt" or "prompt_token_ids".
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -50,7 +52,9 @@ class LLM:
         return self
 
     def _start(self, config: XllmConfig) -> None:
-        self._engine = InprocEngine(config)
+        # Nobody else is kept waiting: any number of prompts may queue.
+        scheduler = dataclasses.replace(config.scheduler, max_waiting=sys.maxsize)
+        self._engine = InprocEngine(dataclasses.replace(config, scheduler=scheduler))
         ready = self._engine.start()
         text = load_text(config, self._engine.files)
         self._factory = text.request_factory(config, ready)
@@ -108,7 +112,7 @@ class LLM:
         prompt_list = _as_list(prompts)
         params = _one_each(sampling_params or self.default_sampling_params(), len(prompt_list))
         prepared = [
-            self._factory.create(_plain(prompt), each)
+            _prepare(self._factory, _plain(prompt), each)
             for prompt, each in zip(prompt_list, params, strict=True)
         ]
         return self._run(prepared, use_tqdm)
@@ -132,7 +136,7 @@ class LLM:
         params = _one_each(sampling_params or self.default_sampling_params(), len(chats))
         prompts = [self._render(chat, options) for chat in chats]
         prepared = [
-            dataclasses.replace(self._factory.create(ids, each), prompt_text=text)
+            dataclasses.replace(_prepare(self._factory, ids, each), prompt_text=text)
             for (text, ids), each in zip(prompts, params, strict=True)
         ]
         return self._run(prepared, use_tqdm)
@@ -225,9 +229,13 @@ class AsyncLLM:
             RuntimeError: the sequence failed while it ran.
         """
         services = self._stack.services
-        prepared = services.factory.create(_plain(prompt), sampling_params or SamplingParams())
+        params = sampling_params or SamplingParams()
+        prepared = _prepare(services.factory, _plain(prompt), params)
         collector = Collector(services.factory.tokenizer.decode)
-        stream = services.dispatcher.submit([prepared], keep_entries=True)
+        try:
+            stream = services.dispatcher.submit([prepared], keep_entries=True)
+        except RequestError as error:
+            raise plain_error(error) from None
         (answer,) = stream.answers
         collector.open(prepared, answer)
         try:
@@ -237,6 +245,8 @@ class AsyncLLM:
                 yield collector.output(answer)
                 if answer.finished and stream.finished:
                     return
+        except RequestError as error:
+            raise plain_error(error) from None
         finally:
             stream.close()
 
@@ -245,6 +255,15 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _prepare(
+    factory: RequestFactory, prompt: str | Sequence[int], params: SamplingParams
+) -> PreparedRequest:
+    try:
+        return factory.create(prompt, params)
+    except RequestError as error:
+        raise plain_error(error) from None
 
 
 def _plain(prompt: Prompt) -> str | Sequence[int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from xllm.frontend.intake import PreparedRequest
 from xllm.frontend.output import AnswerState, ChoiceDelta, TokenEntry
+from xllm.frontend.protocol.errors import RequestError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Collector:
             ValueError: it could not be served.
         """
         if answer.error is not None:
-            raise (ValueError if answer.error.status < 500 else RuntimeError)(answer.error.message)
+            raise plain_error(answer.error)
         output = self._outputs[answer.request.handle]
         output.num_cached_tokens = answer.num_cached_tokens
         output.finished = answer.finished
@@ -149,3 +150,8 @@ class Collector:
             entry.token_id, Logprob(entry.logprob, entry.rank, self._decode([entry.token_id]))
         )
         return found
+
+
+def plain_error(error: RequestError) -> ValueError | RuntimeError:
+    """What Python callers expect: ``ValueError`` for a bad request, else ``RuntimeError``."""
+    return (ValueError if error.status < 500 else RuntimeError)(error.message)
