@@ -242,8 +242,10 @@ class AsyncLLM:
             while True:
                 deltas = await stream.read()
                 collector.add(answer, [delta for _, delta in deltas])
+                # Asked before the yield: while the caller works, the answer goes on.
+                last = answer.finished
                 yield collector.output(answer)
-                if answer.finished and stream.finished:
+                if last:
                     return
         except RequestError as error:
             raise plain_error(error) from None

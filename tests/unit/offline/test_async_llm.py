@@ -59,8 +59,9 @@ def test_a_stream_grows_to_the_whole_answer(stack):
                 stack.client.deliver(row(handle, [token], finish))
                 output = await reading
                 seen.append((output.outputs[0].text, output.finished))
-                reading = asyncio.ensure_future(anext(stream, None))
-            assert await reading is None
+                reading = asyncio.ensure_future(anext(stream))
+            with pytest.raises(StopAsyncIteration):
+                await reading
         return seen
 
     seen = asyncio.run(run())
