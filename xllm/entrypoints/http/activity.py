@@ -6,6 +6,9 @@ import asyncio
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+# Scope key of the server's own send function: the hot path skips the middlewares' wrappers.
+RAW_SEND = "xllm.send"
+
 
 class Activity:
     """Counts requests from their headers to the last byte of their answers."""
@@ -36,7 +39,7 @@ class Activity:
 
 
 class ActivityMiddleware:
-    """ASGI middleware that keeps an ``Activity``."""
+    """Outermost ASGI middleware: keeps an ``Activity`` and notes the server's send function."""
 
     def __init__(self, app: ASGIApp, activity: Activity) -> None:
         self._app = app
@@ -45,6 +48,7 @@ class ActivityMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count the request while it is answered."""
         self._activity.enter()
+        scope[RAW_SEND] = send
         try:
             await self._app(scope, receive, send)
         finally:

@@ -10,6 +10,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from xllm.entrypoints.http.activity import RAW_SEND
 from xllm.entrypoints.http.errors import request_error
 
 _HEADERS = [
@@ -52,7 +53,7 @@ class SseResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the end, the timeout or the client's departure."""
-        stream = asyncio.create_task(self._stream(send))
+        stream = asyncio.create_task(self._stream(send, scope[RAW_SEND]))
         gone = asyncio.create_task(wait_for_disconnect(receive))
         try:
             await asyncio.wait({stream, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -62,8 +63,9 @@ class SseResponse(Response):
             # The cancelled stream's generator aborts its request in the engine on the way out.
             await asyncio.gather(stream, gone, return_exceptions=True)
 
-    async def _stream(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+    async def _stream(self, send_start: Send, send: Send) -> None:
+        # Middlewares see the headers; what follows is nobody's but the client's.
+        await send_start({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         tail = _DONE
         try:
             async with asyncio.timeout(self._timeout_seconds):
