@@ -117,7 +117,7 @@ class Committer:
         full = sampled.totals >= table.max_total[sampled.rows]
         if np.count_nonzero(full):
             finish = np.where(full, FinishReason.LENGTH, FinishReason.NONE).astype(np.int8)
-        stoppable = table.stop_counts.take(sampled.tokens, mode="clip")
+        stoppable = table.stop_counts[sampled.tokens]
         if not np.count_nonzero(stoppable):
             return finish, stops
         for index in np.flatnonzero(stoppable).tolist():

@@ -14,7 +14,8 @@ NOTHING_APPENDED = AppendedBlocks(_NONE, _NONE, _NONE, _NONE)
 class AppendLog:
     """Collects the ``AppendedBlocks`` of one cache group."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_rows: int) -> None:
+        self._ones = np.ones(num_rows, np.int32)  # sliced instead of built: plans are read only
         self._entries: list[AppendedBlocks] = []
 
     def add(self, row: int, start: int, blocks: Int32Array | list[int]) -> None:
@@ -31,7 +32,7 @@ class AppendLog:
 
     def add_each(self, rows: Int32Array, starts: Int32Array, blocks: Int32Array) -> None:
         """One block went to index ``starts[i]`` of ``rows[i]``."""
-        self._entries.append(AppendedBlocks(rows, starts, np.ones_like(rows), blocks))
+        self._entries.append(AppendedBlocks(rows, starts, self._ones[: rows.size], blocks))
 
     def drop(self, row: int) -> None:
         """Take back what was noted for a row that leaves before the plan is made."""

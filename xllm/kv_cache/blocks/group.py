@@ -37,7 +37,7 @@ class GroupBlocks:
         self.publish_at = np.full(num_rows, NEVER, np.int32)
         self._num_published = np.zeros(num_rows, np.int32)  # index of the next block to publish
         self.release_at = np.full(num_rows, NEVER, np.int32)
-        self.log = AppendLog()
+        self.log = AppendLog(num_rows)
         self._offsets = np.arange(self.block_size)
 
     def start(self, row: int, first: int, shared: list[int], publish_limit: int) -> None:
@@ -88,7 +88,7 @@ class GroupBlocks:
         flat, width = token_ids.reshape(-1), token_ids.shape[1]
         while True:
             index = self._num_published[rows]
-            places = (rows * width + index * size)[:, None] + self._offsets
+            places = np.add.outer(rows * width + index * size, self._offsets)
             raw = flat[places].astype(TOKEN_DTYPE, copy=False).tobytes()
             sequences = [keys[row] for row in rows.tolist()]
             learned = keys_at(sequences, index.tolist(), size, raw)

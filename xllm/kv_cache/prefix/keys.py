@@ -17,6 +17,7 @@ import numpy as np
 from xllm.core.utils.arrays import Int32Array
 
 TOKEN_DTYPE = np.dtype("<i4")  # of token ids inside a key
+_sha256 = hashlib.sha256
 _DOMAIN = b"xllm.kv-prefix.v1"
 
 
@@ -53,7 +54,7 @@ def _root(secret: bytes, block_size: int, identity: PrefixIdentity) -> bytes:
         _field(b"adapter", None if adapter is None else adapter.encode("utf-8", "surrogatepass")),
         _field(b"private", None if private is None else private.to_bytes(8, "little", signed=True)),
     )
-    return hashlib.sha256(_DOMAIN + b"".join(fields)).digest()
+    return _sha256(_DOMAIN + b"".join(fields)).digest()
 
 
 class BlockKeys:
@@ -96,14 +97,13 @@ class BlockKeys:
             tokens = token_ids[first * block_size : num_blocks * block_size]
             raw = np.ascontiguousarray(tokens, dtype=TOKEN_DTYPE).tobytes()
             stride = TOKEN_DTYPE.itemsize * block_size
-            for at in range(0, len(raw), stride):
-                self._append(chain, block_size, raw[at : at + stride])
+            for index in range(first, num_blocks):
+                at = (index - first) * stride
+                block = raw[at : at + stride]
+                if self._starts:
+                    block += self._media_in(index * block_size, block_size)
+                chain.append(_sha256(chain[index] + block).digest())
         return chain
-
-    def _append(self, chain: list[bytes], block_size: int, raw: bytes) -> None:
-        index = len(chain) - 1
-        media = self._media_in(index * block_size, block_size) if self._starts else b""
-        chain.append(hashlib.sha256(chain[index] + raw + media).digest())
 
     def _media_in(self, start: int, block_size: int) -> bytes:
         """Digests of the media items that reach into the block, with their offsets in it."""
@@ -130,7 +130,10 @@ def keys_at(
     for sequence, index in zip(sequences, indexes, strict=True):
         chain = sequence._chains[block_size]
         if len(chain) == index + 1:
-            sequence._append(chain, block_size, raw[at : at + stride])
+            block = raw[at : at + stride]
+            if sequence._starts:
+                block += sequence._media_in(index * block_size, block_size)
+            chain.append(_sha256(chain[index] + block).digest())
         keys.append(chain[index + 1])
         at += stride
     return keys
