@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from tools import flags_reference
+from tools import flags_reference, metrics_reference
 from xllm.core.config.flags import add_flags, config_from, make_config, options
 
 # A new option is a decision: add it here on purpose.
@@ -32,10 +32,9 @@ def test_the_list_of_options_is_pinned():
     assert found == {topic: names.split() for topic, names in OPTIONS.items()}
 
 
-def test_the_reference_page_is_current():
-    assert flags_reference.PAGE.read_text() == flags_reference.render(), (
-        "run python tools/flags_reference.py"
-    )
+@pytest.mark.parametrize("tool", [flags_reference, metrics_reference], ids=lambda t: t.PAGE.name)
+def test_the_reference_pages_are_current(tool):
+    assert tool.PAGE.read_text() == tool.render(), f"run python {tool.__file__}"
 
 
 def test_every_option_has_a_sentence():

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, summary in COMMANDS.items():
         command = commands.add_parser(
-            name, help=summary, description=summary.capitalize() + ".", allow_abbrev=False
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
         )
         if arguments[:1] == [name]:
             module = importlib.import_module(f"xllm.entrypoints.cli.{name}")
