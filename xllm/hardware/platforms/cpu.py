@@ -29,9 +29,10 @@ class Platform(base.Platform):
 
     def start(self, num_threads: int = 0) -> None:
         torch.set_num_threads(num_threads or usable_processors())
-        from xllm.hardware.kernels import cpu
+        from xllm.hardware.kernels import cpu, ops
 
         cpu.prepare()
+        ops.use_platform(self.kernels)
 
     def memory_info(self) -> base.MemoryInfo:
         total, free = _system_memory()

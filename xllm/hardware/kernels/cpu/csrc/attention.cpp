@@ -64,9 +64,9 @@ inline int64_t lowest_visible(const AttentionArgs& a, int64_t position) {
   return a.window && position >= a.window ? position - a.window + 1 : 0;
 }
 
-XLLM_INLINE Lanes capped(const Lanes& scores, float softcap) {
-  if (softcap == 0.0f) return scores;
-  return hyperbolic_tangent(scores * fill(1.0f / softcap)) * fill(softcap);
+XLLM_INLINE Lanes scaled(const Lanes& products, float scale, float softcap) {
+  if (softcap == 0.0f) return products * fill(scale);
+  return hyperbolic_tangent(products * fill(scale / softcap)) * fill(softcap);
 }
 
 XLLM_INLINE float highest_of(const Lanes& v) {
@@ -77,15 +77,16 @@ XLLM_INLINE float highest_of(const Lanes& v) {
   return x[0];
 }
 
-// Turns the scores of one query over kKeys keys, at p, p + stride, ..., into weights in place.
-// Returns the factor that what was summed before must be multiplied with.
-inline float softmax_block(float* scores, int64_t stride, int64_t from, int64_t to, float softcap,
-                           Running& state) {
+// Turns the products of one query with kKeys keys, in panels `stride` apart, into weights. Returns
+// the factor that what was summed before must be multiplied with.
+template <class Weight>
+inline float softmax_block(const AttentionArgs& a, const float* products, int64_t stride,
+                           int64_t from, int64_t to, Running& state, Weight* weights) {
   constexpr int kPanels = kKeys / kLanes;
   Lanes s[kPanels];
   Lanes highest = fill(kLowest);
   for (int p = 0; p < kPanels; ++p) {
-    s[p] = capped(load(scores + p * stride), softcap);
+    s[p] = scaled(load(products + p * stride), float(a.scale), float(a.softcap));
     if (from > 0 || to < kKeys) {
       float x[kLanes];
       store(s[p], x);
@@ -101,7 +102,7 @@ inline float softmax_block(float* scores, int64_t stride, int64_t from, int64_t 
   Lanes total = fill(0.0f);
   for (int p = 0; p < kPanels; ++p) {
     const Lanes weight = exponential(s[p] - shift);
-    store(weight, scores + p * stride);
+    store(weight, weights + p * kLanes);
     total = total + weight;
   }
   const float factor = before == state.highest ? 1.0f : std::exp(before - state.highest);
@@ -121,7 +122,7 @@ void decode(const AttentionArgs& a, const Task& task) {
   float *sums = q + group * dim, *scores = sums + group * dim;
   const T* queries = static_cast<const T*>(a.q) + (token * a.q_heads + task.head * group) * dim;
   for (int64_t i = 0; i < group * dim; i += kLanes) {
-    store(load(queries + i) * fill(float(a.scale)), q + i);
+    store(load(queries + i), q + i);
     store(fill(0.0f), sums + i);
   }
   std::vector<Running> states(static_cast<size_t>(group));
@@ -141,8 +142,8 @@ void decode(const AttentionArgs& a, const Task& task) {
         scores[g * kKeys + j] = sum(products);
       }
     for (int64_t g = 0; g < group; ++g) {
-      const float factor =
-          softmax_block(scores + g * kKeys, kLanes, from, to, float(a.softcap), states[g]);
+      float* row = scores + g * kKeys;
+      const float factor = softmax_block(a, row, kLanes, from, to, states[g], row);
       if (factor != 1.0f)
         for (int64_t i = 0; i < dim; i += kLanes)
           store(load(sums + g * dim + i) * fill(factor), sums + g * dim + i);
@@ -223,7 +224,6 @@ void tile(const AttentionArgs& a, const Task& task) {
     for (int64_t i = 0; i < dim; i += kLanes) store(load(from + i), q + r * depth + i);
   }
   std::vector<Running> states(static_cast<size_t>(rows));
-  const Lanes scale = fill(float(a.scale));
   for (int64_t base = lowest / kKeys * kKeys; base < end; base += kKeys) {
     const int64_t from = lowest > base ? lowest - base : 0;
     const int64_t to = end - base < kKeys ? end - base : kKeys;
@@ -238,20 +238,15 @@ void tile(const AttentionArgs& a, const Task& task) {
                  rows * kLanes, false);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t here = position + r / group, first = lowest_visible(a, here);
-      float* row = scores + r * kLanes;
-      for (int64_t p = 0; p < kKeys / kLanes; ++p)
-        store(load(row + p * rows * kLanes) * scale, row + p * rows * kLanes);
       const int64_t seen_from = first > base ? first - base : 0;
       const int64_t seen_to = here + 1 - base < kKeys ? here + 1 - base : kKeys;
-      const float factor = softmax_block(row, rows * kLanes, seen_from, seen_to,
-                                         float(a.softcap), states[r]);
+      const float factor = softmax_block(a, scores + r * kLanes, rows * kLanes, seen_from, seen_to,
+                                         states[r], weights + r * kKeys);
       if (factor != 1.0f)
         for (int64_t i = 0; i < panels; ++i) {
           float* sum = sums + (i * rows + r) * kLanes;
           store(load(sum) * fill(factor), sum);
         }
-      for (int64_t p = 0; p < kKeys / kLanes; ++p)
-        store(load(row + p * rows * kLanes), weights + r * kKeys + p * kLanes);
     }
     Engine::gemm(rows, int(panels), kKeys, weights, kKeys, values, kKeys * kLanes, sums,
                  rows * kLanes, true);
