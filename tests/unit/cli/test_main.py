@@ -1,6 +1,6 @@
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -17,15 +17,14 @@ def python(*arguments):
 
 
 def test_help_comes_at_once():
-    # The best of several: the machine may be busy, and only our own work is the question.
-    best = HELP_SECONDS
-    for _ in range(10):
-        begin = time.perf_counter()
+    # Processor time, and the best of three: the machine may be busy with other things.
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert python("-m", "xllm.entrypoints.cli.main", "--help").returncode == 0
-        best = min(best, time.perf_counter() - begin)
-        if best < HELP_SECONDS:
-            return
-    pytest.fail(f"xllm --help took {best:.2f} s at best")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds) < HELP_SECONDS
 
 
 @pytest.mark.parametrize("command", [[], ["serve"], ["chat"], ["bench", "serve"], ["doctor"]])

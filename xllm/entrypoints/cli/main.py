@@ -10,11 +10,13 @@ from typing import NoReturn
 
 from xllm.version import __version__
 
-# Subcommand -> its line in the help. The module of the same name has ``add_arguments`` and ``run``.
+# Subcommand -> its line in the help. Its module (dashes as underscores) has ``add_arguments`` and
+# ``run``.
 COMMANDS = {
     "serve": "serve a model over the OpenAI API",
     "chat": "talk to a model in the terminal",
     "bench": "measure throughput, latency or a running server",
+    "run-batch": "answer a file of API requests",
     "pull": "fetch a bundled model",
     "doctor": "show what this machine offers and what is missing",
     "version": "print the version",
@@ -48,10 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, summary in COMMANDS.items():
         command = commands.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            allow_abbrev=False,
         )
         if arguments[:1] == [name]:
-            module = importlib.import_module(f"xllm.entrypoints.cli.{name}")
+            module = importlib.import_module(f"xllm.entrypoints.cli.{name.replace('-', '_')}")
             module.add_arguments(command)
     args, unknown = parser.parse_known_args(arguments)
     if unknown:

@@ -29,7 +29,7 @@ class StartupReport:
     def progress(self, message: EngineProgress) -> None:
         """A phase has begun, or got further."""
         if message.phase != self._phase:
-            self._end_phase()
+            self.end_phase()
             self._phase, self._phase_begin = message.phase, time.monotonic()
         if self._terminal:
             bar = ""
@@ -40,7 +40,7 @@ class StartupReport:
 
     def ready(self, ready: EngineReady, config: XllmConfig, url: str) -> None:
         """The last lines: capacity, addresses and what to try next."""
-        self._end_phase()
+        self.end_phase()
         self._line(
             f"  KV cache: {ready.num_kv_tokens:,} tokens, "
             f"{ready.max_concurrency:.1f} sequences of {ready.max_model_len:,} tokens at once"
@@ -53,7 +53,8 @@ class StartupReport:
             f"-d '{body}'"
         )
 
-    def _end_phase(self) -> None:
+    def end_phase(self) -> None:
+        """Say how long the phase took that ran, if one did."""
         if self._phase:
             seconds = time.monotonic() - self._phase_begin
             clear = "\r\x1b[K" if self._terminal else ""
