@@ -64,7 +64,7 @@ class _Loader:
 
     def _run(self) -> None:
         try:
-            self._library = _load(build())
+            self._library = load(build())
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             logger.warning(
                 "CPU kernels could not be compiled, plain torch runs instead, several times "
@@ -91,8 +91,12 @@ def compiler() -> str | None:
     return next((path for name in _COMPILERS if (path := shutil.which(name))), None)
 
 
-def build() -> Path:
+def build(*defines: str) -> Path:
     """Path of the compiled library, compiling it if it is not in the cache.
+
+    Args:
+        defines: macros, such as ``XLLM_EMULATE``: tiles and bfloat16 dots in plain C++, so that
+            tests run the code around those instructions on any machine.
 
     Raises:
         RuntimeError: no compiler, or it failed; the message holds its first lines.
@@ -103,7 +107,8 @@ def build() -> Path:
         raise RuntimeError(f"no C++ compiler found (looked for {', '.join(_COMPILERS)})")
     sources = sorted(_SOURCES.glob("*.cpp"))
     folder = cache_dir() / "kernels"
-    path = folder / f"cpu-{_key(program)}.so"
+    flags = (*_FLAGS, *(f"-D{name}" for name in defines))
+    path = folder / f"cpu-{_key(program, flags)}.so"
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,18 +119,19 @@ def build() -> Path:
         with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as scratch:
             objects = [str(Path(scratch) / f"{source.stem}.o") for source in sources]
             commands = [
-                [program, *_FLAGS, "-c", str(source), "-o", target]
+                [program, *flags, "-c", str(source), "-o", target]
                 for source, target in zip(sources, objects, strict=True)
             ]
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
                 list(pool.map(_call, commands))
             built = str(Path(scratch) / path.name)
-            _call([program, *_FLAGS, "-shared", *objects, "-o", built])
+            _call([program, *flags, "-shared", *objects, "-o", built])
             os.rename(built, path)
     return path
 
 
-def _load(path: Path) -> ctypes.CDLL:
+def load(path: Path) -> ctypes.CDLL:
+    """A compiled library with its entry points declared."""
     found = ctypes.CDLL(str(path))
     for name in _ENTRY_POINTS:
         function = getattr(found, name)
@@ -137,8 +143,8 @@ def _load(path: Path) -> ctypes.CDLL:
     return found
 
 
-def _key(program: str) -> str:
-    digest = hashlib.sha256(" ".join(_FLAGS).encode())
+def _key(program: str, flags: tuple[str, ...]) -> str:
+    digest = hashlib.sha256(" ".join(flags).encode())
     for file in sorted(_SOURCES.iterdir()):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     version = subprocess.run([program, "--version"], capture_output=True, timeout=30, check=True)
