@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 
+from xllm.hardware.kernels.cpu.native import compiler
 from xllm.hardware.platforms import resolve
 
 _DEVICES = ("cuda", "cpu")
-_COMPILERS = ("c++", "g++", "clang++")
+
+__all__ = ["Device", "compiler", "devices"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,11 +26,6 @@ class Device:
 def devices() -> list[Device]:
     """Every kind of device that xLLM knows, the preferred first. Imports torch."""
     return [_device(name) for name in _DEVICES]
-
-
-def compiler() -> str | None:
-    """Path of the C++ compiler that builds CPU kernels, or None."""
-    return next((path for name in _COMPILERS if (path := shutil.which(name))), None)
 
 
 def _device(name: str) -> Device:
