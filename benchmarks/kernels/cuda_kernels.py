@@ -39,12 +39,7 @@ QWEN3 = {  # hidden, intermediate, query heads, layers
     "8b": (4096, 12288, 32, 36),
     "0.6b": (1024, 3072, 16, 28),
 }
-PLANS = {
-    1: ((16, 1), (32, 1)),
-    8: ((8, 1), (16, 1), (16, 2)),
-    64: ((1, 1), (2, 1), (2, 8), (4, 8)),
-    256: ((1, 1), (2, 8), (4, 8)),
-}
+PLANS = {1: ((16, 1), (32, 1)), 8: ((16, 2),), 64: ((2, 4), (4, 4)), 256: ((1, 1), (2, 4))}
 KV_HEADS, HEAD_DIM, VOCAB = 8, 128, 151936
 
 
@@ -110,25 +105,37 @@ def paged(rows: int, context: int, block_size: int, query_len: int = 1, heads: i
 
 
 def decode_cases() -> Iterator[Case]:
-    """Decode attention: batch, context, page size, and tuning choices at 64 x 4096."""
-    for rows, context in ((1, 1024), (1, 8192), (8, 1024), (64, 4096), (256, 320), (256, 1024)):
-        for block_size in (16, 32, 64, 128):
-            kv_bytes = rows * context * 2 * KV_HEADS * HEAD_DIM * 2
-            copies = max(1, min(8, 3 * L2_BYTES // kv_bytes))
-            batches = [paged(rows, context, block_size) for _ in range(copies)]
-            tuned: list[dict] = [{}]
-            if block_size == 32:
-                tuned += [
-                    {"plan": SplitPlan(s, m), "block_n": n, "num_stages": t}
-                    for s, m in PLANS[rows]
-                    for n, t in ((32, 4), (64, 3), (64, 4), (128, 3))
-                ]
-            for options in tuned:
-                calls = [
-                    lambda b=b, o=options: decode_attention(**b, out=torch.empty_like(b["q"]), **o)
-                    for b in batches
-                ]
-                yield Case(f"{rows}x{context} page {block_size} {options}", calls, kv_bytes)
+    """Decode attention: batch, context, page size, and tuning choices for pages of 32."""
+    shapes = [(1, 1024), (1, 8192), (8, 1024), (64, 1024), (64, 4096), (256, 320), (256, 1024)]
+    for heads in (32, 16):
+        for rows, context in shapes:
+            for block_size in (16, 32, 64, 128):
+                if heads != 32 and block_size != 32:
+                    continue
+                kv_bytes = rows * context * 2 * KV_HEADS * HEAD_DIM * 2
+                copies = max(1, min(8, 3 * L2_BYTES // kv_bytes))
+                batches = [paged(rows, context, block_size, heads=heads) for _ in range(copies)]
+                for options in decode_options(rows, block_size):
+                    calls = [
+                        lambda b=b, o=options: decode_attention(
+                            **b, out=torch.empty_like(b["q"]), **o
+                        )
+                        for b in batches
+                    ]
+                    name = f"{heads} heads {rows}x{context} page {block_size} {options}"
+                    yield Case(name, calls, kv_bytes)
+
+
+def decode_options(rows: int, block_size: int) -> list[dict]:
+    """The shipped choice, and others where they are compared."""
+    if block_size != 32:
+        return [{}]
+    tiles = ((32, 2, 4), (32, 4, 3), (64, 4, 3), (64, 2, 3), (64, 4, 5), (128, 4, 3), (128, 4, 4))
+    return [{}] + [
+        {"plan": SplitPlan(s, m), "block_n": n, "num_warps": w, "num_stages": t}
+        for s, m in PLANS[rows]
+        for n, w, t in tiles
+    ]
 
 
 def prefill_cases() -> Iterator[Case]:
@@ -163,14 +170,14 @@ def stream_tiles(tokens: int) -> list[linears.StreamTile]:
     tile = linears.StreamTile
     if tokens == 1:
         return [
-            tile(8, 512), tile(16, 512), tile(8, 1024), tile(16, 256), tile(4, 1024),
-            tile(8, 512, 2), tile(16, 512, 4), tile(8, 512, num_stages=1),
-            tile(8, 1024, num_stages=1), tile(8, 512, num_stages=5), tile(16, 512, num_warps=8),
+            tile(4, 1024), tile(8, 1024), tile(8, 1024, num_stages=4), tile(8, 1024, num_warps=8),
+            tile(16, 1024, num_warps=8), tile(4, 2048, num_warps=8), tile(8, 2048, num_warps=8),
+            tile(4, 2048), tile(2, 2048), tile(16, 512, num_warps=8), tile(8, 1024, 2),
         ]  # fmt: skip
     return [
-        tile(16, 256), tile(16, 256, 4), tile(32, 256, 1, 4, 3), tile(32, 256, 4, 4, 3),
-        tile(64, 128, 1, 4, 4), tile(64, 128, 4, 4, 4), tile(16, 512, 2, 4, 3),
-        tile(32, 128, 2, 4, 5),
+        tile(64, 128, 1, 4, 4), tile(64, 128, 2, 4, 4), tile(64, 128, 4, 4, 4),
+        tile(32, 256, 1, 4, 3), tile(32, 256, 2, 4, 3), tile(64, 256, 1, 4, 3),
+        tile(64, 256, 2, 8, 3), tile(64, 128, 2, 4, 6),
     ]  # fmt: skip
 
 

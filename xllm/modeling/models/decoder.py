@@ -160,9 +160,13 @@ class CausalLM(nn.Module):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden (M, H) -> logits (M, V) float32."""
-        logits: Tensor = self.lm_head(hidden).float()
+        return self.compute_narrow_logits(hidden).float()
+
+    def compute_narrow_logits(self, hidden: Tensor) -> Tensor:
+        """The same numbers, in the head's own dtype where nothing is computed on them."""
+        logits: Tensor = self.lm_head(hidden)
         cap = self.config.logits_softcap
-        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+        return logits.float().div_(cap).tanh_().mul_(cap) if cap else logits
 
 
 def norm(config: DecoderConfig, dtype: torch.dtype, size: int | None = None) -> RMSNorm:

@@ -9,6 +9,7 @@ from xllm.hardware.kernels.triton.linear import StreamTile, linear, pack_linear,
 
 TILES = [
     StreamTile(16, 32),
+    StreamTile(16, 256),
     StreamTile(16, 64, k_shares=2),
     StreamTile(32, 64, k_shares=3),
 ]

@@ -67,7 +67,7 @@ class DecodeOutput:
 
     tokens: Tensor  # (S,) int32
     best_logits: Tensor  # (S,) float32
-    logits: Tensor  # (S, V) float32
+    logits: Tensor  # (S, V) in the head's dtype
     write_index: Tensor  # (S,) int64 into the flat token table
 
 
@@ -183,7 +183,7 @@ class FullGraphRunner:
             tuple(metadata), self._kv_caches, self._group_of_layer, self._backend
         )
         hidden = self._model(input_ids, positions, context)
-        logits = self._model.compute_logits(hidden)
+        logits = self._model.compute_narrow_logits(hidden)
         tokens, best = memory.tokens[:size], memory.best_logits[:size]
         ops.sample_tokens(
             logits,

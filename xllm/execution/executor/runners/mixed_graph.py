@@ -22,14 +22,21 @@ from xllm.modeling.attention import AttentionBackend, AttentionMetadata, Forward
 from xllm.modeling.models.decoder import CausalLM
 
 _SMALLEST = 16
+_FINE_FROM = 256
 
 
 def token_buckets(max_tokens: int) -> list[int]:
-    """Token counts to capture, ascending: two per doubling from 16, then ``max_tokens``."""
+    """Token counts to capture, ascending: two per doubling from 16, four from 256, ``max_tokens``.
+
+    Below 256 tokens a step costs what reading the weights costs, above it grows with the tokens,
+    padding included.
+    """
     sizes = set()
     size = _SMALLEST
     while size < max_tokens:
         sizes |= {size, size + size // 2}
+        if size >= _FINE_FROM:
+            sizes |= {size + size // 4, size + 3 * size // 4}
         size *= 2
     return sorted({s for s in sizes if s < max_tokens} | {max_tokens})
 

@@ -27,7 +27,8 @@ from xllm.hardware.kernels.triton.launch import (
 
 _LOG2E = 1.4426950408889634
 _PROGRAMS_PER_SM = 8
-_MAX_SPLITS = 16
+MAX_SPLITS = 16
+_MERGE_BLOCK = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,9 +45,9 @@ def choose_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> SplitPlan:
     Measured on an H200: a merge costs about 3 µs, which a share of 512 keys hides.
     """
     programs = num_rows * num_kv_heads
-    wanted = triton.next_power_of_2(triton.cdiv(_PROGRAMS_PER_SM * num_sms, programs))
+    wanted = max(_PROGRAMS_PER_SM * num_sms // programs, 2)
     min_tiles = 1 if programs < 32 else 2 if programs < 256 else 4
-    return SplitPlan(min(max(wanted, 2), _MAX_SPLITS), min_tiles)
+    return SplitPlan(min(1 << (wanted.bit_length() - 1), MAX_SPLITS), min_tiles)
 
 
 def decode_attention(
@@ -75,6 +76,7 @@ def decode_attention(
     kv_heads = k_cache.shape[2]
     if plan is None:
         plan = choose_splits(rows, kv_heads, num_multiprocessors(q.device))
+    assert plan.splits <= MAX_SPLITS
     splits = plan.splits if rows * kv_heads <= MAX_COUNTERS else 1
     if q.dtype == torch.float32:
         block_n, num_stages = 16, 2
@@ -105,6 +107,8 @@ def decode_attention(
         *k_cache.stride()[:3],
         *v_cache.stride()[:3],
         block_table.stride(0),
+        splits,
+        plan.min_tiles,
         HQ=heads,
         HK=kv_heads,
         D=head_dim,
@@ -113,9 +117,8 @@ def decode_attention(
         D_BLOCK=d_block,
         BLOCK_N=block_n,
         BLOCK_SIZE=k_cache.shape[1],
-        SPLITS=splits,
-        MIN_TILES=plan.min_tiles,
-        MERGE_BLOCK=min(splits, 8),
+        MAX_SPLITS=MAX_SPLITS,
+        MERGE_BLOCK=_MERGE_BLOCK,
         MERGE_GROUP=triton.next_power_of_2(group),
         WINDOW=window,
         SOFTCAP=softcap > 0,
@@ -134,10 +137,11 @@ def _merge_shares(
     out_ptr,
     first_head,
     used,
+    splits,
     GROUP: tl.constexpr,
     D: tl.constexpr,
     D_BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
     MERGE_BLOCK: tl.constexpr,
     MERGE_GROUP: tl.constexpr,
 ):
@@ -148,9 +152,9 @@ def _merge_shares(
     """
     group = tl.arange(0, MERGE_GROUP)
     columns = tl.arange(0, D_BLOCK)
-    every = tl.arange(0, SPLITS)
+    every = tl.arange(0, MAX_SPLITS)
     in_group = group < GROUP
-    each = (first_head + group)[:, None] * SPLITS + every[None, :]
+    each = (first_head + group)[:, None] * splits + every[None, :]
     used_shares = in_group[:, None] & (every < used)[None, :]
     peaks = tl.load(stats_ptr + each * 2, mask=used_shares, other=-1.0e30, cache_modifier=".cg")
     masses = tl.load(stats_ptr + each * 2 + 1, mask=used_shares, other=0.0, cache_modifier=".cg")
@@ -159,7 +163,7 @@ def _merge_shares(
     acc = tl.zeros([MERGE_GROUP, D_BLOCK], tl.float32)
     for start in range(0, used, MERGE_BLOCK):
         shares = start + tl.arange(0, MERGE_BLOCK)
-        rows = (first_head + group)[:, None] * SPLITS + shares[None, :]
+        rows = (first_head + group)[:, None] * splits + shares[None, :]
         mask = in_group[:, None] & (shares < used)[None, :]
         share_peaks = tl.load(stats_ptr + rows * 2, mask=mask, other=-1.0e30, cache_modifier=".cg")
         tile = tl.load(
@@ -177,7 +181,8 @@ def _merge_shares(
     )
 
 
-@triton.jit
+# One compilation for all batch sizes: they differ in splits and min_tiles alone.
+@triton.jit(do_not_specialize=["splits", "min_tiles"])
 def _decode_attention_kernel(
     q_ptr,  # (T, HQ, D)
     k_ptr,  # (blocks, BLOCK_SIZE, HK, D), strided
@@ -186,8 +191,8 @@ def _decode_attention_kernel(
     seq_lens_ptr,  # (S,) int32
     block_table_ptr,  # (S, B) int32
     out_ptr,  # (T, HQ, D) contiguous
-    partial_ptr,  # (S, HQ, SPLITS, D_BLOCK) float32, unnormalised
-    stats_ptr,  # (S, HQ, SPLITS, 2) float32: peak, mass
+    partial_ptr,  # (S, HQ, splits, D_BLOCK) float32, unnormalised
+    stats_ptr,  # (S, HQ, splits, 2) float32: peak, mass
     counters_ptr,  # (S * HK,) int32, zero on entry and exit
     scale,  # times log2(e)
     softcap,  # times log2(e)
@@ -200,6 +205,8 @@ def _decode_attention_kernel(
     v_stride_token,
     v_stride_head,
     table_stride,
+    splits,
+    min_tiles,
     HQ: tl.constexpr,
     HK: tl.constexpr,
     D: tl.constexpr,
@@ -208,8 +215,7 @@ def _decode_attention_kernel(
     D_BLOCK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    MIN_TILES: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
     MERGE_BLOCK: tl.constexpr,
     MERGE_GROUP: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -232,7 +238,7 @@ def _decode_attention_kernel(
     if WINDOW > 0:
         first_tile = tl.maximum(seq_len - WINDOW, 0) // BLOCK_N
     num_tiles = tl.cdiv(seq_len, BLOCK_N) - first_tile
-    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, SPLITS), MIN_TILES)
+    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, splits), min_tiles)
     used = tl.cdiv(num_tiles, tiles_per_split)
     begin = first_tile + split * tiles_per_split
     end = tl.minimum(begin + tiles_per_split, first_tile + num_tiles)
@@ -295,7 +301,7 @@ def _decode_attention_kernel(
         tl.store(to, y, mask=in_group[:, None] & in_head[None, :])
         return
     first_head = row.to(tl.int64) * HQ + kv_head * GROUP
-    at = (first_head + group) * SPLITS + split
+    at = (first_head + group) * splits + split
     tl.store(stats_ptr + at * 2, peak, mask=in_group)
     tl.store(stats_ptr + at * 2 + 1, mass, mask=in_group)
     to_partial = partial_ptr + at[:, None] * D_BLOCK + columns[None, :]
@@ -311,10 +317,11 @@ def _decode_attention_kernel(
         out_ptr + token * (HQ * D) + kv_head * (GROUP * D),
         first_head,
         used,
+        splits,
         GROUP,
         D,
         D_BLOCK,
-        SPLITS,
+        MAX_SPLITS,
         MERGE_BLOCK,
         MERGE_GROUP,
     )

@@ -67,23 +67,31 @@ def linear(x: Tensor, packed: PackedLinear, bias: Tensor | None = None) -> Tenso
     tokens = x.shape[0]
     if 0 < tokens <= MAX_STREAMED_TOKENS:
         tile = choose_tile(tokens, weight, num_multiprocessors(x.device))
-        if tile is not None:
-            return stream_linear(x, packed, bias, tile)
+        return stream_linear(x, packed, bias, tile)
     if packed.scale is not None:
         weight = (weight.to(torch.float32) * packed.scale[:, None]).to(x.dtype)
     return functional.linear(x, weight, bias)
 
 
-def choose_tile(tokens: int, weight: Tensor, num_sms: int) -> StreamTile | None:
-    """The tile for a product of ``tokens`` rows, or None where the library is faster."""
+def choose_tile(tokens: int, weight: Tensor, num_sms: int) -> StreamTile:
+    """The tile for a product of ``tokens`` rows, from measurements on an H200.
+
+    The library takes over where ``MAX_STREAMED_TOKENS`` ends.
+    """
     outputs, inputs = weight.shape
     if tokens == 1:
-        return StreamTile(4 if inputs <= 1024 and outputs <= 1 << 14 else 8, 1024)
+        if outputs <= 1024 and inputs > 1024:
+            return StreamTile(4, 2048)
+        if inputs <= 1024 and outputs <= 1 << 14:
+            return StreamTile(4, 1024)
+        return StreamTile(8, 1024, num_stages=4 if outputs > 4096 else 3)
     tiles = triton.cdiv(outputs, 64)
     shares = 1
-    # Two programs fit on a multiprocessor; a share shorter than 1024 inputs is all overhead.
-    while shares < 4 and tiles * shares * 2 <= 2 * num_sms and inputs >= shares * 2048:
+    # Two programs fit on a multiprocessor; a share shorter than 512 inputs is all overhead.
+    while shares < 4 and tiles * shares <= num_sms and inputs >= 1024 * max(shares, 2):
         shares *= 2
+    if tiles > num_sms // 2:
+        shares = 1
     return StreamTile(64, 128, shares, num_stages=4)
 
 
@@ -114,6 +122,7 @@ def stream_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None, tile: St
         k_per_share,
         x.stride(0),
         EVEN=k_per_share * shares == inputs,
+        ONE_TILE=k_per_share == tile.block_k,
         SHARES=shares,
         BLOCK_T=1 if tokens == 1 else 16,
         BLOCK_N=tile.block_n,
@@ -143,6 +152,7 @@ def _stream_linear_kernel(
     inputs_per_share,
     x_stride,
     EVEN: tl.constexpr,  # inputs = SHARES * inputs_per_share
+    ONE_TILE: tl.constexpr,  # a share is one tile: there is no loop
     SHARES: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -156,6 +166,7 @@ def _stream_linear_kernel(
     share = tl.program_id(1)
     in_n = n < outputs
     start = share * inputs_per_share
+    end = BLOCK_K if ONE_TILE else inputs_per_share
     k = tl.arange(0, BLOCK_K)
     rows = weight_ptr + n.to(tl.int64)[:, None] * inputs
     allow_consumers(PDL)
@@ -168,7 +179,7 @@ def _stream_linear_kernel(
     if BLOCK_T == 1:
         x = tl.load(x_ptr + start + k, mask=start + k < inputs, other=0.0).to(tl.float32)
         acc = first.to(tl.float32) * x[None, :]
-        for at in tl.range(BLOCK_K, inputs_per_share, BLOCK_K, num_stages=STAGES):
+        for at in tl.range(BLOCK_K, end, BLOCK_K, num_stages=STAGES):
             kk = start + at + k
             mask = in_n[:, None]
             if EVEN:
@@ -194,7 +205,7 @@ def _stream_linear_kernel(
             x = x.to(tl.float32)
             w = w.to(tl.float32)
         y = tl.dot(w, x, input_precision=PRECISION)
-        for at in tl.range(BLOCK_K, inputs_per_share, BLOCK_K, num_stages=STAGES):
+        for at in tl.range(BLOCK_K, end, BLOCK_K, num_stages=STAGES):
             kk = start + at + k
             mask = in_n[:, None]
             x_mask = in_t[None, :]
