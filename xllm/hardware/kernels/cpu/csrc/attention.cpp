@@ -2,10 +2,11 @@
 // (Dao et al., 2022). The group of query heads that share a KV head is computed together, so each
 // key and value is read once per group.
 //
-// A row with one query token streams keys and values from the cache (`decode`). Longer rows are cut
-// into tiles of tokens; keys are packed into panels once per tile, and the engine of gemm.h
-// multiplies (`tile`). Key blocks lie at absolute positions and a block that a query does not see
-// changes none of its bits, so a row's result depends neither on the batch nor on its chunking.
+// A row with one query token streams keys and values from the cache (`decode`), in splits that
+// threads share and `merge` joins. Longer rows are cut into tiles of tokens; keys are packed into
+// panels once per tile, and the engine of gemm.h multiplies (`tile`). Splits and key blocks lie at
+// absolute positions and a block that a query does not see changes none of its bits, so a row's
+// result does not depend on the batch, nor a chunk's on where other chunks begin.
 #include <omp.h>
 
 #include <vector>
@@ -17,6 +18,7 @@ namespace xllm {
 namespace {
 
 constexpr int64_t kKeys = 64;       // keys per block of the softmax
+constexpr int64_t kSplitKeys = 256;  // keys per split of a decode row
 constexpr int64_t kTileRows = 96;   // rows (tokens x group) per tile, about
 constexpr int kMaxGroup = 8;        // query heads summed in registers together
 constexpr float kLowest = -1e30f;   // below every score, and finite: differences stay defined
@@ -34,7 +36,10 @@ struct AttentionArgs {
 };
 
 struct Task {
-  int64_t row, head, first, count;  // query tokens first .. first + count of the row
+  int64_t row, head;
+  int64_t first, count;  // query tokens first .. first + count of the row
+  int64_t split;         // of a decode row's keys
+  int64_t slot;          // of the decode's partial result
 };
 
 // Softmax state of one query head.
@@ -112,24 +117,40 @@ inline float softmax_block(const AttentionArgs& a, const float* products, int64_
 
 // --- one query token ---------------------------------------------------------------------------
 
+// What the splits of decode rows leave for `merge`: per slot, the sums of the group's heads
+// (group, D), then the state of each.
+struct Partials {
+  float* data;
+  int64_t group, dim;
+
+  float* sums(int64_t slot) const { return data + slot * group * (dim + 2); }
+  Running* states(int64_t slot) const {
+    return reinterpret_cast<Running*>(sums(slot) + group * dim);
+  }
+};
+
 template <class T>
-void decode(const AttentionArgs& a, const Task& task) {
+void decode(const AttentionArgs& a, const Task& task, const Partials& partials) {
   static thread_local Scratch scratch;
-  const int64_t dim = a.head_dim, group = a.q_heads / a.kv_heads, token = a.starts[task.row];
+  const int64_t dim = a.head_dim, group = partials.group, token = a.starts[task.row];
   const Sequence<T> sequence{a, a.table + task.row * a.table_stride, task.head};
-  const int64_t len = a.lens[task.row], lowest = lowest_visible(a, len - 1);
-  float* q = scratch.get<float>(2 * group * dim + group * kKeys);
-  float *sums = q + group * dim, *scores = sums + group * dim;
+  const int64_t lowest = lowest_visible(a, a.lens[task.row] - 1);
+  const int64_t begin = task.split * kSplitKeys, most = begin + kSplitKeys;
+  const int64_t end = a.lens[task.row] < most ? a.lens[task.row] : most;
+  float* q = scratch.get<float>(group * dim + group * kKeys);
+  float *scores = q + group * dim, *sums = partials.sums(task.slot);
+  Running* states = partials.states(task.slot);
   const T* queries = static_cast<const T*>(a.q) + (token * a.q_heads + task.head * group) * dim;
   for (int64_t i = 0; i < group * dim; i += kLanes) {
     store(load(queries + i), q + i);
     store(fill(0.0f), sums + i);
   }
-  std::vector<Running> states(static_cast<size_t>(group));
+  for (int64_t g = 0; g < group; ++g) states[g] = Running();
   const T *keys[kKeys], *values[kKeys];
-  for (int64_t base = lowest / kKeys * kKeys; base < len; base += kKeys) {
+  for (int64_t base = begin; base < end; base += kKeys) {
     const int64_t from = lowest > base ? lowest - base : 0;
-    const int64_t to = len - base < kKeys ? len - base : kKeys;
+    const int64_t to = end - base < kKeys ? end - base : kKeys;
+    if (from >= to) continue;
     for (int64_t j = from; j < to; ++j) {
       keys[j] = sequence.key(base + j);
       values[j] = sequence.value(base + j);
@@ -162,10 +183,33 @@ void decode(const AttentionArgs& a, const Task& task) {
       }
     }
   }
+}
+
+// The splits of a decode row, at consecutive slots, to its output.
+template <class T>
+void merge(const AttentionArgs& a, const Task& task, int64_t splits, const Partials& partials) {
+  const int64_t dim = a.head_dim, group = partials.group, token = a.starts[task.row];
   T* out = static_cast<T*>(a.out) + (token * a.q_heads + task.head * group) * dim;
-  for (int64_t g = 0; g < group; ++g)
-    for (int64_t i = 0; i < dim; i += kLanes)
-      store(load(sums + g * dim + i) * fill(1.0f / states[g].total), out + g * dim + i);
+  for (int64_t g = 0; g < group; ++g) {
+    Running whole;
+    for (int64_t s = 0; s < splits; ++s) {
+      const float here = partials.states(task.slot + s)[g].highest;
+      if (here > whole.highest || here != here) whole.highest = here;
+    }
+    float* sums = partials.sums(task.slot) + g * dim;
+    for (int64_t s = 0; s < splits; ++s) {
+      const Running& part = partials.states(task.slot + s)[g];
+      const float factor = std::exp(part.highest - whole.highest);
+      whole.total += part.total * factor;
+      const float* from = partials.sums(task.slot + s) + g * dim;
+      for (int64_t i = 0; i < dim; i += kLanes) {
+        const Lanes scaled = load(from + i) * fill(factor);
+        store(s ? load(sums + i) + scaled : scaled, sums + i);
+      }
+    }
+    const Lanes factor = fill(1.0f / whole.total);
+    for (int64_t i = 0; i < dim; i += kLanes) store(load(sums + i) * factor, out + g * dim + i);
+  }
 }
 
 // --- a tile of query tokens --------------------------------------------------------------------
@@ -260,37 +304,62 @@ void tile(const AttentionArgs& a, const Task& task) {
   }
 }
 
-// Long rows first, and within a row the tiles that see most keys: what is left over is small.
-std::vector<Task> tasks_of(const AttentionArgs& a) {
-  std::vector<Task> tasks;
+// What the threads share out: tiles, the ones that see most keys first, and splits of decode rows.
+struct Work {
+  std::vector<Task> tasks;    // independent of each other
+  std::vector<Task> decodes;  // one per decode row and head: the first of its splits
+  int64_t slots = 0;
+};
+
+Work work_of(const AttentionArgs& a) {
+  Work work;
   const int64_t group = a.q_heads / a.kv_heads;
   const int64_t tokens = kTileRows / group > 1 ? kTileRows / group : 1;
   for (int64_t row = 0; row < a.rows; ++row) {
     const int64_t count = a.starts[row + 1] - a.starts[row];
+    if (count == 1) {
+      const int64_t first = lowest_visible(a, a.lens[row] - 1) / kSplitKeys;
+      for (int64_t head = 0; head < a.kv_heads; ++head) {
+        work.decodes.push_back({row, head, 0, 1, first, work.slots});
+        for (int64_t split = first; split * kSplitKeys < a.lens[row]; ++split)
+          work.tasks.push_back({row, head, 0, 1, split, work.slots++});
+      }
+      continue;
+    }
     for (int64_t tile = ceil_div(count, tokens) - 1; tile >= 0; --tile)
       for (int64_t head = 0; head < a.kv_heads; ++head) {
         const int64_t first = tile * tokens;
-        tasks.push_back({row, head, first, count - first < tokens ? count - first : tokens});
+        const int64_t here = count - first < tokens ? count - first : tokens;
+        work.tasks.push_back({row, head, first, here, 0, -1});
       }
   }
-  return tasks;
+  return work;
 }
 
 template <class Engine, class T>
 void attend(const AttentionArgs& a) {
-  const std::vector<Task> tasks = tasks_of(a);
-  const int64_t count = int64_t(tasks.size());
+  static thread_local Scratch scratch;
+  const Work work = work_of(a);
+  const int64_t group = a.q_heads / a.kv_heads;
+  const Partials partials{scratch.get<float>(work.slots * group * (a.head_dim + 2) + 1), group,
+                          a.head_dim};
+  const int64_t num_tasks = int64_t(work.tasks.size()), num_decodes = int64_t(work.decodes.size());
 #pragma omp parallel num_threads(num_threads())
   {
     typename Engine::Scope scope;
     (void)scope;
-#pragma omp for schedule(dynamic) nowait
-    for (int64_t i = 0; i < count; ++i) {
-      const Task& task = tasks[size_t(i)];
-      if (a.starts[task.row + 1] - a.starts[task.row] == 1)
-        decode<T>(a, task);
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < num_tasks; ++i) {
+      const Task& task = work.tasks[size_t(i)];
+      if (task.slot >= 0)
+        decode<T>(a, task, partials);
       else
         tile<Engine, T>(a, task);
+    }
+#pragma omp for schedule(static) nowait
+    for (int64_t i = 0; i < num_decodes; ++i) {
+      const Task& task = work.decodes[size_t(i)];
+      merge<T>(a, task, ceil_div(a.lens[task.row], kSplitKeys) - task.split, partials);
     }
   }
 }

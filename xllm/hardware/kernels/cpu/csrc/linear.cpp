@@ -216,10 +216,14 @@ void linear_with(const LinearArgs& a) {
   multiply<Engine, Weights>(a, x);
 }
 
+// int8 weights of a few rows are streamed: to expand them would cost more than the products.
+constexpr int64_t kStreamedInt8Rows = 4;
+
 // Products of bfloat16 activations run on the best engine, others in float32.
 template <class Weights>
 void linear(const LinearArgs& a) {
-  if (a.dtype == 1) {
+  const bool streamed = std::is_same_v<Weights, I8Weights> && a.tokens <= kStreamedInt8Rows;
+  if (a.dtype == 1 && !streamed) {
 #if defined(XLLM_HAS_TILES)
     if (active_engine() == EngineKind::kTile) return linear_with<TileEngine, Weights>(a);
 #endif

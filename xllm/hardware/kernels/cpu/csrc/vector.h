@@ -9,6 +9,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 #define XLLM_REGISTER_BYTES 64
 #elif defined(__AVX__)
@@ -30,6 +34,7 @@ struct bf16 {
 typedef float floats __attribute__((vector_size(XLLM_REGISTER_BYTES)));
 typedef int32_t ints __attribute__((vector_size(XLLM_REGISTER_BYTES)));
 typedef uint32_t uints __attribute__((vector_size(XLLM_REGISTER_BYTES)));
+typedef float v8 __attribute__((vector_size(32)));
 typedef uint16_t shorts __attribute__((vector_size(XLLM_REGISTER_BYTES / 2)));
 
 // N registers of floats: R = kRegisters holds all sixteen lanes.
@@ -146,11 +151,24 @@ XLLM_INLINE Pack<R> maximum(const Pack<R>& a, const Pack<R>& b) {
 }
 
 XLLM_INLINE float sum(const Lanes& v) {
+#if XLLM_REGISTER_BYTES == 64
+  const __m512 all = (__m512)v.r[0];
+  const __m256 half = (__m256)((v8)_mm512_castps512_ps256(all) +
+                               (v8)_mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)all, 1)));
+#elif XLLM_REGISTER_BYTES == 32
+  const __m256 half = (__m256)(v.r[0] + v.r[1]);
+#endif
+#if XLLM_REGISTER_BYTES >= 32  // eight lanes to four, to two, to one, without memory
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+#else
   float x[kLanes];
   store(v, x);
   for (int width = kLanes / 2; width; width /= 2)
     for (int i = 0; i < width; ++i) x[i] += x[i + width];
   return x[0];
+#endif
 }
 
 // e^x within 2 ulp; 0 below the normal range, exactly 1 at 0, NaN for NaN.
