@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -34,16 +35,20 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self._pool: Any = None  # a handle of torch, None before the first capture
+        self._live: weakref.WeakSet[CudaGraph] = weakref.WeakSet()
 
     def capture(self, work: Callable[[], Any]) -> CudaGraph:
         """Record what ``work`` launches. It must have run before, outside capture, so that
         kernels are compiled and libraries initialized."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        pool = self._pool if self._live else None  # a pool ends with the last of its graphs
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             output = work()
         self._pool = graph.pool()
-        return CudaGraph(graph, output)
+        captured = CudaGraph(graph, output)
+        self._live.add(captured)
+        return captured
 
 
 class Platform(base.Platform):
