@@ -179,6 +179,20 @@ def test_a_start_that_cannot_work_says_why_in_one_line(model: Path) -> None:
         server.stop()
 
 
+def test_a_full_queue_is_refused_with_429_and_empties_again(model: Path) -> None:
+    with running(model, "--max-num-seqs", "1", "--max-waiting", "2") as server:
+        readers = [Reader(server, max_tokens=400).wait_begun()]
+        readers += [Reader(server, max_tokens=5) for _ in range(2)]
+        wait(lambda: server.http.get("/load").json()["server_load"] == 3, 10)
+        refused = server.complete()
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        for reader in readers:
+            reader.join(60)
+            assert reader.events[-1] == "[DONE]"
+        assert server.complete(max_tokens=1).status_code == 200
+
+
 def test_inner_sockets_have_no_name_once_connected(model: Path) -> None:
     before = leftovers()
     with running(model):

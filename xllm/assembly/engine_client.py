@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 from collections.abc import Callable, Sequence
 
@@ -11,7 +12,7 @@ from xllm.assembly.launcher import EngineProcess
 from xllm.assembly.observer import RequestObserver
 from xllm.assembly.stats_log import StatsLog
 from xllm.core.channels import ClientChannel, SocketFolder
-from xllm.core.config import XllmConfig
+from xllm.core.config import ServerConfig, XllmConfig
 from xllm.core.config.files import ModelFiles
 from xllm.core.messages.engine import AbortRequests, AddRequests, Hello, ResetPrefixCache
 from xllm.core.messages.server import (
@@ -48,7 +49,7 @@ class ProcessEngineClient:
     """Owns one engine process: starts it, feeds it, notices its death, ends it.
 
     Args:
-        config: the whole configuration; the engine process receives it.
+        config: the whole configuration; the engine process receives all but the server's slice.
         files: the resolved model.
         metrics: the server's instruments.
         on_progress: called with each start-up message of the engine.
@@ -63,7 +64,7 @@ class ProcessEngineClient:
         on_progress: Callable[[EngineProgress], None],
         on_death: Callable[[], None],
     ) -> None:
-        self._max_waiting = config.scheduler.max_waiting
+        self._max_sequences = config.scheduler.max_num_seqs + config.scheduler.max_waiting
         self._metrics = metrics
         self._on_progress = on_progress
         self._on_death = on_death
@@ -79,8 +80,10 @@ class ProcessEngineClient:
         self._folder = SocketFolder()
         address, peer_id = self._folder.address, secrets.token_bytes(16)
         self._channel = ClientChannel(address, peer_id, ToServer, self._on_messages)
+        # The engine needs nothing of the server's slice, least of all its keys.
+        own = dataclasses.replace(config, server=ServerConfig())
         self._process = EngineProcess(
-            Launch(config, files, address, peer_id, str(self._folder.path)), self._on_exit
+            Launch(own, files, address, peer_id, str(self._folder.path)), self._on_exit
         )
 
     async def start(self) -> EngineReady:
@@ -155,9 +158,10 @@ class ProcessEngineClient:
         """
         if not self.healthy:
             raise RequestError(503, self._unavailable())
-        waiting = self._observer.num_unstarted + sum(r.params.n for r in requests)
-        if waiting > self._max_waiting:
-            raise RequestError(429, f"too many requests wait (--max-waiting {self._max_waiting})")
+        # The engine refuses by the true length of its queue; this keeps a flood off the channel.
+        sequences = self._observer.num_sequences + sum(r.params.n for r in requests)
+        if sequences > self._max_sequences:
+            raise RequestError(429, "too many requests are waiting; try again later")
         self._observer.submitted(requests)
         self._channel.send(AddRequests(list(requests)))
         if self._watcher is None or self._watcher.done():

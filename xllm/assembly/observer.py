@@ -43,7 +43,6 @@ class RequestObserver:
         self._metrics = metrics
         self._log_requests = log_requests
         self._open: dict[int, _OpenRequest] = {}
-        self._num_unstarted = 0
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self._last_token_time = np.zeros(0)
@@ -55,9 +54,9 @@ class RequestObserver:
         return len(self._open)
 
     @property
-    def num_unstarted(self) -> int:
-        """Sequences that the engine has not begun to compute."""
-        return self._num_unstarted
+    def num_sequences(self) -> int:
+        """Sequences that have not ended, running or waiting."""
+        return len(self._slots)
 
     def submitted(self, requests: Sequence[Request]) -> None:
         """Requests are on their way to the engine."""
@@ -71,7 +70,6 @@ class RequestObserver:
                 choices,
                 set(choices),
             )
-            self._num_unstarted += len(choices)
             for choice in choices:
                 self._slots[request.handle << _CHOICE_BITS | choice] = self._take_slot()
         self._metrics.requests_started.add(len(requests))
@@ -100,7 +98,6 @@ class RequestObserver:
             slot = self._slots.pop(handle << _CHOICE_BITS | each)
             request.num_tokens += int(self._num_tokens[slot])
             self._free.append(slot)
-        self._num_unstarted -= len(request.unstarted & ending)
         request.unstarted -= ending
         request.open_choices -= ending
         request.severity = max(request.severity, FINISH_REASONS.index(reason))
@@ -129,7 +126,7 @@ class RequestObserver:
         """Assert that the ledgers agree."""
         choices = sum(len(r.open_choices) for r in self._open.values())
         assert choices == len(self._slots)
-        assert self._num_unstarted == sum(len(r.unstarted) for r in self._open.values())
+        assert all(r.unstarted <= r.open_choices for r in self._open.values())
         assert len(self._slots) + len(self._free) == len(self._num_tokens)
 
     def _started(self, handle: int, choice: int, queue_seconds: float) -> None:
@@ -139,7 +136,6 @@ class RequestObserver:
         if len(request.unstarted) == len(request.open_choices):
             self._metrics.prompt_tokens.add(request.prompt_len)
         request.unstarted.remove(choice)
-        self._num_unstarted -= 1
         self._metrics.queue.observe([queue_seconds])
 
     def _observe_tokens(self, batch: OutputBatch) -> None:

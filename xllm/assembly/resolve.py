@@ -16,15 +16,18 @@ def resolve_files(config: XllmConfig, on_progress: Callable[[EngineProgress], No
     """The model's local files, downloaded if need be. Blocks; imports no torch.
 
     Raises:
-        ValueError: there is no such model, or a file of it is missing or not supported.
-        RuntimeError: a bundled model could not be fetched.
+        ValueError: there is no such model, it cannot be fetched, or a file of it is missing or
+            not supported.
     """
 
     def on_bytes(what: str, done: int, total: int) -> None:
         on_progress(EngineProgress(what, done / total if total else -1.0))
 
     _check_names(config.scheduler)
-    return resolve_model(config.model, on_bytes)
+    try:
+        return resolve_model(config.model, on_bytes)
+    except RuntimeError as error:  # a download failed; what to do about it is in the message
+        raise ValueError(str(error)) from error
 
 
 def _check_names(config: SchedulerConfig) -> None:

@@ -56,9 +56,9 @@ def test_tokens_latencies_and_the_outcome_of_a_plain_request(
     metrics: ServerMetrics, observer: RequestObserver
 ) -> None:
     observer.submitted([request(1)])
-    assert (observer.num_open, observer.num_unstarted) == (1, 1)
+    assert (observer.num_open, observer.num_sequences) == (1, 1)
     observer.delivered(batch(started=[Started(1, 0, 0, 0.25)]))
-    assert (observer.num_open, observer.num_unstarted) == (1, 0)
+    observer.check()
     observer.delivered(batch((1, 0, 1, NONE)))
     observer.delivered(batch((1, 0, 3, NONE)))
     observer.delivered(batch((1, 0, 1, STOP)))
@@ -110,7 +110,7 @@ def test_refusals_and_a_dead_engine_count_as_errors(
     observer.fail_all()
     observer.fail_all()
     observer.check()
-    assert (observer.num_open, observer.num_unstarted) == (0, 0)
+    assert (observer.num_open, observer.num_sequences) == (0, 0)
     assert metrics.requests_finished.values["error"] == 3
 
 

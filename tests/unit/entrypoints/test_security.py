@@ -102,3 +102,9 @@ def test_comparing_keys_takes_the_same_time_for_near_and_far_misses() -> None:
     near, far = "k" * 63 + "x", "x" * 64
     ratio = min(seconds(near) for _ in range(5)) / min(seconds(far) for _ in range(5))
     assert 0.5 < ratio < 2.0
+
+
+@pytest.mark.parametrize("path", sorted(PUBLIC_PATHS))
+def test_probes_may_ask_with_head(path: str) -> None:
+    response = call(app_of(FakeStack(), api_key=[KEY]), "HEAD", path)
+    assert response.status_code == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import resource
 import signal
@@ -85,6 +86,7 @@ class _Server:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         self._report.banner(self._config)
+        self._warn_if_open()
         web = WebServer(create_app(self._stack, self._config.server, self._activity))
         serving = asyncio.create_task(web.serve(sockets=[self._listener]))
         try:
@@ -122,6 +124,11 @@ class _Server:
             logger.warning("ending %d unfinished requests", self._activity.num_active)
             self._stack.fail_open("the server is shutting down")
             await self._activity.wait_idle(1.0)
+
+    def _warn_if_open(self) -> None:
+        host = self._listener.getsockname()[0]
+        if not self._config.server.api_key and not ipaddress.ip_address(host).is_loopback:
+            logger.warning("%s is not a loopback address and no --api-key is set", host)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():

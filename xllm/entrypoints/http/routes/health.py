@@ -1,4 +1,4 @@
-"""``GET /health``: may this server be sent traffic, and does its engine live?"""
+"""``GET`` and ``HEAD /health``: may this server be sent traffic, and does its engine live?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xllm.entrypoints.http.exchange import json_response, stack_of
 router = APIRouter()
 
 
-@router.get("/health")
+@router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> Response:
     """200 when a request would be served; 503 while loading or draining and with a dead engine."""
     state = await stack_of(request).health()

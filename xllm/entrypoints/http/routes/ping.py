@@ -1,4 +1,4 @@
-"""``GET`` and ``POST /ping``: the health probe of hosted platforms."""
+"""``GET``, ``HEAD`` and ``POST /ping``: the health probe of hosted platforms."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from fastapi import APIRouter
 from xllm.entrypoints.http.routes.health import health
 
 router = APIRouter()
-router.add_api_route("/ping", health, methods=["GET", "POST"])
+router.add_api_route("/ping", health, methods=["GET", "HEAD", "POST"])

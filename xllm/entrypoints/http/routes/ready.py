@@ -1,4 +1,4 @@
-"""``GET /ready``: the readiness probe."""
+"""``GET`` and ``HEAD /ready``: the readiness probe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xllm.entrypoints.http.exchange import json_response, stack_of
 router = APIRouter()
 
 
-@router.get("/ready")
+@router.api_route("/ready", methods=["GET", "HEAD"])
 async def ready(request: Request) -> Response:
     """200 from the moment the first token can be made until draining begins; asks no engine."""
     is_ready = stack_of(request).accepting
