@@ -76,7 +76,7 @@ def test_activations_keep_their_limits(implementation: Implementation) -> None:
 
 
 def test_an_unknown_activation_names_itself(implementation: Implementation) -> None:
-    with pytest.raises(ValueError, match="activation must be .* got 'relu'"):
+    with pytest.raises(ValueError, match=r"activation must be .* got 'relu'"):
         implementation.act_and_mul(random(1, 8), "relu")
 
 
