@@ -8,13 +8,12 @@ import numpy as np
 import torch
 
 from xllm.core.utils.arrays import Int32Array, Int64Array
-from xllm.execution.sampling.filters import draw_filtered, first_argmax, race
 from xllm.execution.sampling.logprobs import TokenLogprobs, token_logprobs
 from xllm.execution.sampling.pipeline import Pipeline
 from xllm.execution.sampling.processors._base import LogitsProcessor
-from xllm.execution.sampling.rng import exponential
 from xllm.execution.sampling.step import RowRequest, SamplingStep, as_index
-from xllm.execution.sampling.table import PlainDraws, RandomRows, SamplingTable
+from xllm.execution.sampling.table import Filters, PlainDraws, SamplingTable
+from xllm.hardware.kernels import ops
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,8 +22,8 @@ class StagedStep:
 
     step: SamplingStep
     processors: list[LogitsProcessor]
-    random: RandomRows | None
-    keys: torch.Tensor | None  # (2, D) int32 of the drawing rows
+    filters: Filters | None  # None: every row is greedy
+    keys: torch.Tensor | None  # (2, M) int32 where rows draw
     logprob_entries: Int64Array  # (L,) rows that return logprobs
     logprob_counts: Int32Array  # (L,) alternatives each of them asked for
 
@@ -61,7 +60,6 @@ class Sampler:
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._token_ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
         self.table = SamplingTable(max_rows, vocab_size, device)
         self._pipeline = Pipeline(max_rows, vocab_size, device)
 
@@ -80,13 +78,13 @@ class Sampler:
 
     def stage(self, step: SamplingStep) -> StagedStep:
         """Prepare a step; needs no logits, so it overlaps with the model on a device."""
-        random = self.table.random_rows(step.rows)
+        filters = self.table.filters(step.rows)
         keys = None
-        if random is not None:
-            keys = torch.from_numpy(self.table.keys(step, random.entries)).to(self._device)
+        if filters is not None:
+            keys = torch.from_numpy(self.table.keys(step)).to(self._device)
         counts = self.table.logprobs[step.rows]
         asking = np.flatnonzero(counts >= 0)
-        return StagedStep(step, self._pipeline.stage(step), random, keys, asking, counts[asking])
+        return StagedStep(step, self._pipeline.stage(step), filters, keys, asking, counts[asking])
 
     def plain_draws(self, step: SamplingStep) -> PlainDraws | None:
         """The step's draws if it needs nothing but Gumbel-max, which graphs contain, else None."""
@@ -105,53 +103,25 @@ class Sampler:
             raw = logits[as_index(staged.logprob_entries, self._device)]
         for processor in staged.processors:
             processor.apply(logits)
-        tokens = first_argmax(logits)
-        best = logits.gather(1, tokens.unsqueeze(1))
-        if staged.random is not None:
-            assert staged.keys is not None
-            self._draw(logits, best, tokens, staged.random, staged.keys)
+        tokens, best = _choose(logits, staged.filters, staged.keys)
         self._pipeline.accept(staged.step, tokens)
         logprobs = None
         if raw is not None:
             chosen = tokens[as_index(staged.logprob_entries, self._device)]
             logprobs = token_logprobs(raw, chosen, int(staged.logprob_counts.max()))
-        return Samples(
-            tokens, best.squeeze(1), staged.logprob_entries, staged.logprob_counts, logprobs
-        )
-
-    def _draw(
-        self,
-        logits: torch.Tensor,
-        best: torch.Tensor,
-        tokens: torch.Tensor,
-        random: RandomRows,
-        keys: torch.Tensor,
-    ) -> None:
-        """Replace the greedy ``tokens`` of drawing rows by draws."""
-        entries = random.entries_index
-        greedy = tokens if entries is None else tokens[entries]
-        if entries is not None:
-            logits, best = logits[entries], best[entries]
-        # The largest logit becomes 0: no overflow at any temperature, no precision lost near it.
-        scaled = (logits - best).mul_(random.inverse_temperature)
-        if random.log_min_p is not None:
-            scaled.masked_fill_(scaled < random.log_min_p, -torch.inf)
-        drawn = greedy.clone()
-        if random.filtered.numel():
-            part = random.filtered
-            drawn[part] = draw_filtered(
-                _rows(scaled, part), greedy[part], random.filters, keys[:, part]
-            )
-        if random.unfiltered.numel():
-            part = random.unfiltered
-            draws = exponential(keys[:, part], self._token_ids)
-            drawn[part] = race(_rows(scaled, part), draws)
-        if entries is None:
-            tokens.copy_(drawn)
-        else:
-            tokens[entries] = drawn
+        return Samples(tokens, best, staged.logprob_entries, staged.logprob_counts, logprobs)
 
 
-def _rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """``x[index]`` without a copy when ``index`` is every row in order."""
-    return x if index.numel() == len(x) else x[index]
+def _choose(
+    logits: torch.Tensor, filters: Filters | None, keys: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if filters is None:
+        return ops.choose_tokens(logits)
+    return ops.choose_tokens(
+        logits,
+        filters.inverse_temperature,
+        filters.log_min_p,
+        filters.top_k,
+        filters.top_p,
+        keys,
+    )

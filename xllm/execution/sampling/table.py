@@ -1,4 +1,4 @@
-"""Per-row sampling facts as columns, and the random part of a step staged from them."""
+"""Per-row sampling facts as columns, and the draws of a step staged from them."""
 
 from __future__ import annotations
 
@@ -8,28 +8,21 @@ import numpy as np
 import torch
 
 from xllm.core.request.sampling import SamplingParams
-from xllm.core.utils.arrays import Float32Array, Int32Array, Int64Array
-from xllm.execution.sampling.filters import Filters
+from xllm.core.utils.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 from xllm.execution.sampling.rng import row_keys
-from xllm.execution.sampling.step import SamplingStep, as_index
+from xllm.execution.sampling.step import SamplingStep
 
 _SEED_MASK = (1 << 64) - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RandomRows:
-    """The rows of a step that draw: temperature and filters, equal as long as the batch is.
+class Filters:
+    """Arguments of ``ops.choose_tokens`` that stay as long as the batch does; None is off."""
 
-    ``filtered`` and ``unfiltered`` split the drawing rows, as indexes into them.
-    """
-
-    entries: Int64Array  # (D,) indexes into the step's rows
-    entries_index: torch.Tensor | None  # the same on the device; None when every row draws
-    inverse_temperature: torch.Tensor  # (D, 1) float32
-    log_min_p: torch.Tensor | None  # (D, 1) float32; None when no row has min-p
-    unfiltered: torch.Tensor  # (U,) int64
-    filtered: torch.Tensor  # (F,) int64
-    filters: Filters  # of the filtered rows
+    inverse_temperature: torch.Tensor  # (M,) float32, 0 is greedy
+    log_min_p: torch.Tensor | None  # (M,) float32
+    top_k: torch.Tensor | None  # (M,) int64
+    top_p: torch.Tensor | None  # (M,) float32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,7 +53,7 @@ class SamplingTable:
         self.logprobs = np.full(max_rows, -1, np.int32)  # alternatives; -1 = not asked
         self.prompt_logprobs = np.full(max_rows, -1, np.int32)
         self._version = 0
-        self._staged: tuple[int, bytes, RandomRows | None] = (-1, b"", None)
+        self._staged: tuple[int, bytes, Filters | None] = (-1, b"", None)
 
     def set(self, row: int, params: SamplingParams, seed: int) -> None:
         """Store the parameters of ``row``. ``seed`` is reduced to 64 bits."""
@@ -84,12 +77,10 @@ class SamplingTable:
         draws = self._draws[rows]
         if not draws.any():
             return PlainDraws(None, None)
-        inverse = np.zeros(len(rows), np.float32)
-        np.divide(1.0, self._temperature[rows], out=inverse, where=draws)
-        return PlainDraws(inverse, row_keys(self._seeds[rows], step.positions))
+        return PlainDraws(self._inverse_temperature(rows, draws), self.keys(step))
 
-    def random_rows(self, rows: Int64Array) -> RandomRows | None:
-        """The drawing rows among ``rows``, or None when all are greedy."""
+    def filters(self, rows: Int64Array) -> Filters | None:
+        """How the rows draw, or None when all are greedy."""
         key = rows.tobytes()
         version, staged_key, staged = self._staged
         if version != self._version or staged_key != key:
@@ -97,43 +88,28 @@ class SamplingTable:
             self._staged = (self._version, key, staged)
         return staged
 
-    def keys(self, step: SamplingStep, entries: Int64Array) -> Int32Array:
-        """(2, D) random keys of some of the step's rows."""
-        return row_keys(self._seeds[step.rows[entries]], step.positions[entries])
+    def keys(self, step: SamplingStep) -> Int32Array:
+        """(2, M) random keys of the step's rows."""
+        return row_keys(self._seeds[step.rows], step.positions)
 
-    def _gather(self, rows: Int64Array) -> RandomRows | None:
-        entries = np.flatnonzero(self._draws[rows])
-        if not entries.size:
+    def _gather(self, rows: Int64Array) -> Filters | None:
+        draws = self._draws[rows]
+        if not draws.any():
             return None
-        every_row_draws = entries.size == rows.size
-        rows = rows[entries]
         top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
-        has_top_k = top_k < self._vocab_size
-        filtered = np.flatnonzero(has_top_k | (top_p < 1.0))
-        limited = top_k[filtered][has_top_k[filtered]]
-        num_candidates = Filters.candidates(
-            int(limited.max(initial=0)), limited.size == filtered.size, self._vocab_size
-        )
-        if self._device.type != "cpu":
-            # Looking whether the candidates sufficed would wait for the device: sort in full.
-            num_candidates = self._vocab_size
         with np.errstate(divide="ignore"):
             log_min_p = np.log(min_p)
-        return RandomRows(
-            entries=entries,
-            entries_index=None if every_row_draws else as_index(entries, self._device),
-            inverse_temperature=self._column(1.0 / self._temperature[rows]),
-            log_min_p=self._column(log_min_p) if min_p.any() else None,
-            unfiltered=as_index(
-                np.setdiff1d(np.arange(entries.size), filtered, assume_unique=True), self._device
-            ),
-            filtered=as_index(filtered, self._device),
-            filters=Filters(
-                as_index(top_k[filtered], self._device),
-                torch.from_numpy(top_p[filtered]).to(self._device),
-                num_candidates,
-            ),
+        return Filters(
+            inverse_temperature=self._upload(self._inverse_temperature(rows, draws)),
+            log_min_p=self._upload(log_min_p) if min_p.any() else None,
+            top_k=self._upload(top_k) if (top_k < self._vocab_size).any() else None,
+            top_p=self._upload(top_p) if (top_p < 1.0).any() else None,
         )
 
-    def _column(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.float32)).to(self._device).unsqueeze(1)
+    def _inverse_temperature(self, rows: Int64Array, draws: BoolArray) -> Float32Array:
+        inverse = np.zeros(len(rows), np.float32)
+        np.divide(1.0, self._temperature[rows], out=inverse, where=draws)
+        return inverse
+
+    def _upload(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._device)

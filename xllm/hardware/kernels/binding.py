@@ -24,6 +24,7 @@ OP_FILES = {
     "linear": "linear",
     "expand_decode": "decode_step",
     "sample_tokens": "sampling",
+    "choose_tokens": "choose",
 }
 
 _PACKAGE = __name__.rpartition(".")[0]

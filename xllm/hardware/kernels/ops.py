@@ -245,6 +245,35 @@ def sample_tokens(
     )
 
 
+def choose_tokens(
+    logits: Tensor,
+    inverse_temperature: Tensor | None = None,
+    log_min_p: Tensor | None = None,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    keys: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Choose one token per row: the first largest logit, or a draw from what the filters leave.
+
+    The draw is that of ``sample_tokens``. Order of the filters: temperature, min-p, top-k, then
+    top-p over the mass that top-k left. Logits equal to the smallest one kept are kept too, so the
+    choice depends on no order of sorting; where one token is left, it is the first largest.
+
+    Args:
+        logits: (M, V) float32, rows contiguous.
+        inverse_temperature: (M,) float32, 0 is greedy; None: every row is.
+        log_min_p: (M,) float32, -inf is off; None: off.
+        top_k: (M,) int64, 1..V, V is off; None: off.
+        top_p: (M,) float32, 0 < p <= 1, 1 is off; None: off.
+        keys: (2, M) int32; needed where a row draws.
+
+    Returns:
+        tokens (M,) int64 and their row's largest logit (M,) float32, which is NaN where the row
+        has a NaN; the token is then meaningless, but below V.
+    """
+    return reference.choose_tokens(logits, inverse_temperature, log_min_p, top_k, top_p, keys)
+
+
 def use_platform(name: str, *, traceable: bool = False) -> None:
     """Bind every op to the implementation in ``kernels/<name>/``, or to the reference.
 

@@ -23,6 +23,7 @@ class _Staged:
     """The penalized rows of a step, P of them."""
 
     entries: torch.Tensor  # (P,) which of the step's rows
+    rows: torch.Tensor  # (P,)
     slots: torch.Tensor  # (P,)
     repetition: torch.Tensor  # (P, 1) float32
     presence: torch.Tensor  # (P, 1) float32
@@ -46,6 +47,7 @@ class Processor:
         self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
         self._version = 0
         self._staged: tuple[int, bytes, _Staged | None] = (-1, b"", None)
+        self._step: SamplingStep | None = None
         self.num_rows = 0
 
     def add_request(self, request: RowRequest) -> None:
@@ -81,21 +83,28 @@ class Processor:
 
     def stage(self, step: SamplingStep) -> bool:
         """Find the penalized rows of the step."""
+        self._step = step
         return self._find(step) is not None
 
     def apply(self, logits: torch.Tensor) -> None:
         """Penalize the staged rows."""
-        staged = self._staged[2]
-        assert staged is not None
-        part = logits[staged.entries]
-        counts = self._counts[staged.slots]
+        staged, step = self._staged[2], self._step
+        assert staged is not None and step is not None
+        # Only tokens that a row holds can be penalized, so nothing else is looked at. The counts
+        # decide: a stale id beyond the row's end is penalized only if the row has it elsewhere.
+        held = step.token_table[:, : int(step.positions.max())].index_select(0, staged.rows)
+        ids = held.long().clamp_(max=self._vocab_size - 1)
+        entries, slots = staged.entries.unsqueeze(1), staged.slots.unsqueeze(1)
+        part = logits[entries, ids]
+        counts = self._counts[slots, ids]
         generated = counts > 0
-        seen = self._in_prompt[staged.slots] | generated
+        seen = self._in_prompt[slots, ids] | generated
         scaled = torch.where(part > 0, part / staged.repetition, part * staged.repetition)
         part = torch.where(seen, scaled, part)
         part -= counts * staged.frequency
         part -= generated * staged.presence
-        logits[staged.entries] = part
+        # A repeated id gets the same value every time.
+        logits[entries, ids] = part
 
     def accept(self, step: SamplingStep, tokens: torch.Tensor) -> None:
         """Count the sampled tokens of penalized rows."""
@@ -119,6 +128,7 @@ class Processor:
         repetition, presence, frequency = columns.unsqueeze(2)
         return _Staged(
             as_index(entries, self._device),
+            as_index(rows[entries], self._device),
             as_index(slots[entries], self._device),
             repetition,
             presence,

@@ -5,6 +5,7 @@ Owns what an op means. Does not aim to be fast. One op (or one family) per file.
 
 from xllm.hardware.kernels.reference.activation import act_and_mul
 from xllm.hardware.kernels.reference.attention import paged_attention
+from xllm.hardware.kernels.reference.choose import choose_tokens
 from xllm.hardware.kernels.reference.decode_step import expand_decode
 from xllm.hardware.kernels.reference.linear import PackedLinear, linear, pack_linear
 from xllm.hardware.kernels.reference.norm import fused_add_rms_norm, rms_norm
@@ -14,6 +15,7 @@ from xllm.hardware.kernels.reference.sampling import sample_tokens
 __all__ = [
     "PackedLinear",
     "act_and_mul",
+    "choose_tokens",
     "expand_decode",
     "fused_add_rms_norm",
     "linear",
