@@ -10,7 +10,8 @@ from xllm.core.messages.worker import AppendedBlocks, NewRows, RowSampling, Step
 from xllm.core.request.sampling import SamplingParams
 from xllm.kv_cache.layout import CacheGroup
 
-_PREFILL_TOKENS = 128
+_PREFILL_TOKENS = 64  # of the first row; warming up is not worth computing a long prompt
+_MORE_PREFILL_TOKENS = 4  # of each further row
 _DECODE_ROWS = (1, 16)
 WARMUP_STEP = -1
 
@@ -28,7 +29,8 @@ def warmup_plans(
         return
     last = 0
     for num_rows in sorted({1, *(min(n, max_rows, max_step_tokens) for n in _DECODE_ROWS)}):
-        yield _prefill(groups, range(last, num_rows), num_tokens, max_step_tokens)
+        tokens = min(num_tokens, _MORE_PREFILL_TOKENS) if last else num_tokens
+        yield _prefill(groups, range(last, num_rows), tokens, max_step_tokens)
         yield _decode(len(groups), num_rows, num_tokens)
         last = num_rows
     yield _free(len(groups), last)
@@ -37,7 +39,7 @@ def warmup_plans(
 def _prefill(
     groups: tuple[CacheGroup, ...], rows: range, num_tokens: int, max_step_tokens: int
 ) -> StepPlan:
-    """New rows, the last one greedy and the others drawing; only as many tokens as fit a step."""
+    """New rows, row 0 greedy and the others drawing; only as many tokens as fit a step."""
     index = np.array(rows, np.int32)
     per_row = max(1, min(num_tokens, max_step_tokens // len(rows)))
     count = np.full(len(rows), per_row, np.int32)
