@@ -54,7 +54,8 @@ XLLM_INLINE V load_unaligned(const T* p) {
   return v;
 }
 
-XLLM_INLINE floats splat(float x) { return floats{} + x; }
+// x - 0 is x to the compiler, also for -0; 0 + x would be an addition.
+XLLM_INLINE floats splat(float x) { return x - floats{}; }
 
 XLLM_INLINE floats widen(shorts h) { return (floats)(__builtin_convertvector(h, uints) << 16); }
 
