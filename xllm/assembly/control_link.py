@@ -25,9 +25,8 @@ class Launch(msgspec.Struct, frozen=True):
 
     config: XllmConfig
     files: ModelFiles
-    address: str
+    socket_folder: str  # the engine makes it, both ends remove it
     peer_id: bytes
-    socket_folder: str
 
 
 class Pong(msgspec.Struct, frozen=True):

@@ -48,9 +48,10 @@ class EngineFailed(RuntimeError):
 class ProcessEngineClient:
     """Owns one engine process: starts it, feeds it, notices its death, ends it.
 
+    Made on the event loop that it lives on.
+
     Args:
         config: the whole configuration; the engine process receives all but the server's slice.
-        files: the resolved model.
         metrics: the server's instruments.
         on_progress: called with each start-up message of the engine.
         on_death: called once when the engine has ended unasked, after its requests have failed.
@@ -59,7 +60,6 @@ class ProcessEngineClient:
     def __init__(
         self,
         config: XllmConfig,
-        files: ModelFiles,
         metrics: ServerMetrics,
         on_progress: Callable[[EngineProgress], None],
         on_death: Callable[[], None],
@@ -75,27 +75,31 @@ class ProcessEngineClient:
         self._stats = EngineStats()
         self._draining = False
         self._death: str | None = None
-        self._loaded: asyncio.Future[EngineReady]
+        self._loaded = asyncio.get_running_loop().create_future()
         self._watcher: asyncio.Task[None] | None = None
         self._folder = SocketFolder()
-        address, peer_id = self._folder.address, secrets.token_bytes(16)
-        self._channel = ClientChannel(address, peer_id, ToServer, self._on_messages)
-        # The engine needs nothing of the server's slice, least of all its keys.
-        own = dataclasses.replace(config, server=ServerConfig())
-        self._process = EngineProcess(
-            Launch(own, files, address, peer_id, str(self._folder.path)), self._on_exit
+        self._peer_id = secrets.token_bytes(16)
+        self._channel = ClientChannel(
+            self._folder.address, self._peer_id, ToServer, self._on_messages
         )
+        # The engine needs nothing of the server's slice, least of all its keys.
+        self._engine_config = dataclasses.replace(config, server=ServerConfig())
+        self._process = EngineProcess(self._on_exit)
 
-    async def start(self) -> EngineReady:
-        """Start the engine process and wait until it can make its first token.
+    async def spawn(self) -> None:
+        """Start the engine process, which loads its libraries until it is told the model."""
+        await self._process.start()
+
+    async def load(self, files: ModelFiles) -> EngineReady:
+        """Tell the engine the model and wait until it can make its first token.
 
         Raises:
             EngineFailed: it could not.
         """
-        self._loaded = asyncio.get_running_loop().create_future()
+        folder, peer_id = str(self._folder.path), self._peer_id
+        self._process.launch(Launch(self._engine_config, files, folder, peer_id))
         try:
             self._channel.open()
-            await self._process.start()
             self._channel.send(Hello())
             return await self._loaded
         finally:

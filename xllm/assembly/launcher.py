@@ -17,12 +17,10 @@ class EngineProcess:
     """Starts an engine process and notices at once when it ends.
 
     Args:
-        launch: what the process is told.
         on_exit: called once on the loop with a sentence when the process ends unasked.
     """
 
-    def __init__(self, launch: Launch, on_exit: Callable[[str], None]) -> None:
-        self._launch = launch
+    def __init__(self, on_exit: Callable[[str], None]) -> None:
         self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader
@@ -32,7 +30,7 @@ class EngineProcess:
         self._closing = False
 
     async def start(self) -> None:
-        """Start the process and hand it its launch message; returns before it is ready."""
+        """Start the process, which then waits for ``launch``."""
         ours, theirs = socket.socketpair()
         with theirs:
             fd = theirs.fileno()
@@ -46,11 +44,14 @@ class EngineProcess:
                 start_new_session=True,
             )
         self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        self._writer.write(msgspec.json.encode(self._launch) + b"\n")
         self._tasks = [
             asyncio.create_task(self._watch_exit()),
             asyncio.create_task(self._read_pongs()),
         ]
+
+    def launch(self, launch: Launch) -> None:
+        """Tell the process what to be."""
+        self._writer.write(msgspec.json.encode(launch) + b"\n")
 
     @property
     def alive(self) -> bool:

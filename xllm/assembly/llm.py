@@ -67,15 +67,14 @@ class ServingStack:
             ValueError: the model does not exist or does not fit the configuration.
             EngineFailed: the engine could not start.
         """
+        client = ProcessEngineClient(self._config, self._metrics, self._on_progress, self.died.set)
+        self._client = client
+        # Libraries load there while files are looked for here; then weights there, text here.
+        await client.spawn()
         self._on_progress(EngineProgress("resolve model"))
         files = await asyncio.to_thread(resolve_files, self._config, self._on_progress)
-        client = ProcessEngineClient(
-            self._config, files, self._metrics, self._on_progress, self.died.set
-        )
-        self._client = client
-        # The tokenizer loads here while the weights load there.
         ready, text = await asyncio.gather(
-            client.start(), asyncio.to_thread(load_text, self._config, files)
+            client.load(files), asyncio.to_thread(load_text, self._config, files)
         )
         self.services = self._build_services(text, client, ready)
         return ready

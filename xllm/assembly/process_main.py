@@ -6,7 +6,9 @@ kernel kills it when its parent is gone. Signals of the terminal are the server'
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import importlib
 import os
 import signal
 import sys
@@ -16,8 +18,7 @@ from pathlib import Path
 
 from xllm.assembly.control_link import EngineEnd, Launch
 from xllm.assembly.engine import Engine, build_engine
-from xllm.core.channels import ServerChannel
-from xllm.core.channels.address import remove_socket_folder
+from xllm.core.channels import ServerChannel, SocketFolder
 from xllm.core.messages.engine import Hello, ToEngine
 from xllm.core.messages.server import EngineDead
 from xllm.core.observability.logging import configure_logging, get_logger
@@ -39,32 +40,39 @@ class ParentWatch(threading.Thread):
     ``step_seconds`` tells how long the running step has taken; the loop's owner sets it.
     """
 
-    def __init__(self, link: EngineEnd, socket_folder: Path) -> None:
+    def __init__(self, link: EngineEnd, folder: SocketFolder) -> None:
         super().__init__(name="parent-watch", daemon=True)
         self._link = link
-        self._socket_folder = socket_folder
+        self._folder = folder
         self.step_seconds: Callable[[], float] = lambda: 0.0
 
     def run(self) -> None:
         """Serve the control link until its end."""
         self._link.serve(lambda: self.step_seconds())
-        remove_socket_folder(self._socket_folder)
+        self._folder.remove()
         os._exit(0)
 
 
 def main() -> int:
     """Run one engine until its server closes the link; returns the exit code."""
     link = EngineEnd(int(sys.argv[1]))
-    launch = link.read_launch()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    # Libraries load while the server still looks for the model's files.
+    threading.Thread(target=_preload, daemon=True).start()
+    try:
+        launch = link.read_launch()
+    except EOFError:
+        os._exit(0)  # without waiting for the imports
     configure_logging(launch.config.observability.log_level)
-    watch = ParentWatch(link, Path(launch.socket_folder))
+    folder = SocketFolder(Path(launch.socket_folder))
+    watch = ParentWatch(link, folder)
     watch.start()
-    channel = ServerChannel(launch.address, launch.peer_id, ToEngine)
+    folder.create()
+    channel = ServerChannel(folder.address, launch.peer_id, ToEngine)
     channel.open()
     try:
-        _connect(channel, launch)
+        _connect(channel, folder)
         engine = _build(channel, launch)
         watch.step_seconds = lambda: engine.loop.running_seconds
         channel.send(engine.ready)
@@ -88,11 +96,16 @@ def _build(channel: ServerChannel, launch: Launch) -> Engine:
         raise _BadSettingError(str(error)) from error
 
 
-def _connect(channel: ServerChannel, launch: Launch) -> None:
+def _preload() -> None:
+    with contextlib.suppress(Exception):  # who needs it imports it again, and reports
+        importlib.import_module("xllm.execution.worker")
+
+
+def _connect(channel: ServerChannel, folder: SocketFolder) -> None:
     messages = channel.receive(_HELLO_SECONDS)
     if not any(isinstance(message, Hello) for message in messages):
         raise RuntimeError("the server did not connect")
-    remove_socket_folder(Path(launch.socket_folder))
+    folder.remove()
     # From here on there is nothing to clean up, so the kernel may end us without notice.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -24,6 +24,7 @@ PEER = b"0123456789abcdef"
 @pytest.fixture
 def server() -> Iterator[ServerChannel]:
     folder = SocketFolder()
+    folder.create()
     channel = ServerChannel(folder.address, PEER, ToEngine)
     channel.open()
     channel.folder = folder  # type: ignore[attr-defined]
@@ -137,6 +138,14 @@ def test_the_socket_lies_in_a_folder_of_this_user_alone(server: ServerChannel) -
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     folder.remove()
     assert not folder.path.exists()
+    folder.remove()
+
+
+def test_a_place_that_is_taken_is_not_used() -> None:
+    folder = SocketFolder()
+    folder.create()
+    with pytest.raises(FileExistsError):
+        SocketFolder(folder.path).create()
     folder.remove()
 
 

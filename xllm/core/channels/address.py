@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import tempfile
 from pathlib import Path
@@ -10,23 +11,29 @@ from pathlib import Path
 class SocketFolder:
     """A temporary folder of mode 0700 for one ``ipc://`` socket.
 
-    Both ends remove it as soon as they are connected: an established unix socket needs no name,
-    and what has no name cannot be left behind by a kill.
+    Both ends know its path before it exists and remove it as soon as they are connected: an
+    established unix socket needs no name, and what has no name cannot be left behind by a kill.
+
+    Args:
+        path: where it is or will be; by default a new random place.
     """
 
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="xllm-"))  # mkdtemp makes it 0700
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or Path(tempfile.gettempdir(), f"xllm-{secrets.token_hex(8)}")
 
     @property
     def address(self) -> str:
         """The ZeroMQ address inside the folder."""
         return f"ipc://{self.path}/engine.sock"
 
+    def create(self) -> None:
+        """Make the folder.
+
+        Raises:
+            FileExistsError: something is there already; it is not ours and not used.
+        """
+        self.path.mkdir(mode=0o700)
+
     def remove(self) -> None:
         """Remove the folder and the socket file; harmless when already gone."""
-        remove_socket_folder(self.path)
-
-
-def remove_socket_folder(path: Path) -> None:
-    """Remove a socket folder, whoever made it; harmless when already gone."""
-    shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)
