@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -10,53 +9,12 @@ import numpy as np
 import pytest
 
 from tests.contract.equivalence.tiny_engine import (
-    CONFIGS,
     MAX_LEN,
-    VOCAB_SIZE,
+    SAMPLED,
     TinyEngine,
+    Truth,
     request,
-    write_checkpoint,
 )
-from xllm.core.request.request import Request
-
-_LENGTHS = (1, 7, 8, 9, 16, 33, 60, 24)
-_SAMPLED = {"temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.4}
-
-
-@dataclasses.dataclass(frozen=True)
-class Truth:
-    """A checkpoint, requests, and what each of them answers when it is alone and undisturbed."""
-
-    files: Any
-    requests: list[Request]
-    tokens: dict[tuple[int, int], list[int]]
-
-
-@pytest.fixture(scope="module", params=sorted(CONFIGS))
-def truth(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Truth:
-    files = write_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
-    requests = _requests()
-    engine = TinyEngine(files, prefix_caching=False)
-    tokens: dict[tuple[int, int], list[int]] = {}
-    for entry in requests:
-        tokens |= engine.run([entry])
-    assert all(len(set(t)) > 3 for t in tokens.values()), "a stuck model proves nothing"
-    return Truth(files, requests, tokens)
-
-
-def _requests() -> list[Request]:
-    """16 requests, every second one sampled; two of them share a prefix of 40 tokens."""
-    rng = np.random.default_rng(0)
-    shared = rng.integers(0, VOCAB_SIZE, 40).tolist()
-    built = []
-    for handle in range(16):
-        prompt = rng.integers(0, VOCAB_SIZE, _LENGTHS[handle % len(_LENGTHS)]).tolist()
-        if handle in (4, 12):
-            prompt = shared + prompt
-        params = _SAMPLED if handle % 2 else {"temperature": 0.0}
-        built.append(request(handle, prompt, 24, seed=handle, **params))
-    return built
-
 
 _VARIANTS = {
     "batch 16": {},
@@ -111,10 +69,10 @@ def test_four_choices_equal_four_solo_requests(truth: Truth, overlap: bool, num_
     greedy = engine.run([make(0, n=4, temperature=0.0)])
     alone = engine.run([make(1, temperature=0.0)])[1, 0]
     assert greedy == {(0, choice): alone for choice in range(4)}
-    drawn = engine.run([make(2, n=4, seed=70, **_SAMPLED)])
+    drawn = engine.run([make(2, n=4, seed=70, **SAMPLED)])
     for choice in range(4):
         solo = TinyEngine(truth.files, prefix_caching=False)
-        tokens = solo.run([make(3, seed=70 + choice, **_SAMPLED)])
+        tokens = solo.run([make(3, seed=70 + choice, **SAMPLED)])
         assert drawn[2, choice] == tokens[3, 0]
     assert len({tuple(t) for t in drawn.values()}) > 1
 

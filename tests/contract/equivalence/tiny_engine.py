@@ -84,53 +84,100 @@ def request(
     )
 
 
+_LENGTHS = (1, 7, 8, 9, 16, 33, 60, 24)
+SAMPLED = {"temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.4}
+
+
+def varied_requests() -> list[Request]:
+    """16 requests, every second one sampled; two of them share a prefix of 40 tokens."""
+    rng = np.random.default_rng(0)
+    shared = rng.integers(0, VOCAB_SIZE, 40).tolist()
+    built = []
+    for handle in range(16):
+        prompt = rng.integers(0, VOCAB_SIZE, _LENGTHS[handle % len(_LENGTHS)]).tolist()
+        if handle in (4, 12):
+            prompt = shared + prompt
+        params = SAMPLED if handle % 2 else {"temperature": 0.0}
+        built.append(request(handle, prompt, 24, seed=handle, **params))
+    return built
+
+
+Tokens = dict[tuple[int, int], list[int]]  # by (handle, choice)
+
+
+@dataclasses.dataclass(frozen=True)
+class Truth:
+    """A checkpoint, requests, and what each of them answers when it is alone and undisturbed."""
+
+    files: ModelFiles
+    requests: list[Request]
+    tokens: Tokens
+
+
+def collect(batch: OutputBatch, tokens: Tokens) -> int:
+    """Add a batch's tokens; how many sequences it ended. Every one must end by length."""
+    assert not batch.failures, batch.failures
+    flat = batch.token_ids.tolist()
+    columns = (batch.handles, batch.choices, batch.counts, batch.finish)
+    for handle, choice, count, finish in zip(*(c.tolist() for c in columns), strict=True):
+        tokens.setdefault((handle, choice), []).extend(flat[:count])
+        flat = flat[count:]
+        assert finish in (FinishReason.NONE, FinishReason.LENGTH)
+    return int(np.count_nonzero(batch.finish))
+
+
+def tiny_config(
+    *,
+    overlap: bool | None = None,
+    prefix_caching: bool = True,
+    step_tokens: int = 512,
+    num_kv_tokens: int = 16 * MAX_LEN,
+    max_rows: int = 16,
+    scheduling: str = "decode_first",
+) -> XllmConfig:
+    """float32 on the CPU."""
+    return XllmConfig(
+        model=ModelConfig(dtype="float32"),
+        cache=CacheConfig(
+            block_size=BLOCK_SIZE,
+            num_kv_tokens=num_kv_tokens,
+            enable_prefix_caching=prefix_caching,
+        ),
+        scheduler=SchedulerConfig(
+            max_num_seqs=max_rows,
+            max_num_batched_tokens=step_tokens,
+            scheduling=scheduling,
+            async_scheduling=overlap,
+        ),
+        # One thread: handing such tiny ops to a second one costs more than they take.
+        execution=ExecutionConfig(device="cpu", num_threads=1),
+    )
+
+
 class TinyEngine:
     """Runs requests to their end, ``check()`` after every step."""
 
-    def __init__(
-        self,
-        files: ModelFiles,
-        *,
-        overlap: bool = False,
-        prefix_caching: bool = True,
-        step_tokens: int = 512,
-        num_kv_tokens: int = 16 * MAX_LEN,
-        max_rows: int = 16,
-        scheduling: str = "decode_first",
-    ) -> None:
-        config = XllmConfig(
-            model=ModelConfig(dtype="float32"),
-            cache=CacheConfig(
-                block_size=BLOCK_SIZE,
-                num_kv_tokens=num_kv_tokens,
-                enable_prefix_caching=prefix_caching,
-            ),
-            scheduler=SchedulerConfig(
-                max_num_seqs=max_rows,
-                max_num_batched_tokens=step_tokens,
-                scheduling=scheduling,
-            ),
-            # One thread: handing such tiny ops to a second one costs more than they take.
-            execution=ExecutionConfig(device="cpu", num_threads=1),
-        )
+    def __init__(self, files: ModelFiles, *, overlap: bool = False, **options: Any) -> None:
+        config = tiny_config(overlap=overlap, **options)
         self.worker = Worker(config, files)
         info = self.worker.start()
         self.scheduler = build_scheduler(config.scheduler, config.cache, info)
         loop = OverlapEngineLoop if overlap else EngineLoop
-        ready = EngineReady(files.name, MAX_LEN, info.vocab_size, num_kv_tokens, 1.0)
+        ready = EngineReady(files.name, MAX_LEN, info.vocab_size, 0, 1.0)
         # Requests go straight to the loop: no inbox, no outbox.
         self._loop = loop(self.scheduler, self.worker, None, None, ready)
         self.batches: list[OutputBatch] = []
 
-    def run(self, requests: list[Request]) -> dict[tuple[int, int], list[int]]:
-        """Tokens of every choice, by (handle, choice). Every one must end by length."""
+    def run(self, requests: list[Request]) -> Tokens:
+        """Tokens of every choice. Every one must end by length."""
         for entry in requests:
             self._loop.submit(entry)
-        tokens: dict[tuple[int, int], list[int]] = {}
+        tokens: Tokens = {}
         self.batches.clear()
         while self.scheduler.has_work:
             for batch in self._loop.step():
-                self._collect(batch, tokens)
+                self.batches.append(batch)
+                collect(batch, tokens)
             self.scheduler.check()
         return tokens
 
@@ -138,13 +185,3 @@ class TinyEngine:
     def stats(self) -> Any:
         """Counters since start."""
         return self.scheduler.stats()
-
-    def _collect(self, batch: OutputBatch, tokens: dict[tuple[int, int], list[int]]) -> None:
-        self.batches.append(batch)
-        assert not batch.failures, batch.failures
-        flat = batch.token_ids.tolist()
-        columns = (batch.handles, batch.choices, batch.counts, batch.finish)
-        for handle, choice, count, finish in zip(*(c.tolist() for c in columns), strict=True):
-            tokens.setdefault((handle, choice), []).extend(flat[:count])
-            flat = flat[count:]
-            assert finish in (FinishReason.NONE, FinishReason.LENGTH)
