@@ -89,7 +89,7 @@ def size_cache(
         sized = fit_blocks_to_tokens(groups, config.num_kv_tokens, demand)
     else:
         sized = fit_blocks_to_bytes(groups, _budget_bytes(config, platform), demand)
-    logger.info(
+    logger.debug(
         "KV cache: %s tokens in %.2f GiB; at most %.1f sequences of %s tokens at once",
         f"{_num_tokens(sized):,}",
         total_bytes(sized) / 2**30,
