@@ -43,7 +43,7 @@ def pack_linear(weight: Tensor, scale: Tensor | None = None) -> Any:
         padded[:n, :k] = weight
         weight = padded
     panels = weight.view(padded_n // _LANES, _LANES, padded_k // 2, 2)
-    pairs_last = weight.dtype != torch.float32
+    pairs_last = weight.dtype == torch.bfloat16
     panels = panels.permute(0, 2, 1, 3) if pairs_last else panels.permute(0, 2, 3, 1)
     if scale is not None:
         scale = torch.nn.functional.pad(scale.float(), (0, padded_n - n))

@@ -2,7 +2,7 @@
 //
 //   float32   [N / 16][K / 2][2][16]          the panels of F32Engine
 //   bfloat16  [N / 16][K / 2][16][2]          the panels of DotEngine and TileEngine
-//   int8      [N / 16][K / 2][16][2]
+//   int8      [N / 16][K / 2][2][16]
 //
 // N is padded to 16 and K to an even number (float32) or to 32, both with zeros.
 #pragma once
@@ -11,7 +11,18 @@
 
 namespace xllm {
 
-typedef int16_t signed_shorts __attribute__((vector_size(XLLM_REGISTER_BYTES / 2)));
+// One register of int8, sign-extended. (GCC's own conversion of so short a vector goes by element.)
+XLLM_INLINE ints sign_extend(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  return (ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  ints v;
+  for (int i = 0; i < kRegisterLanes; ++i) v[i] = p[i];
+  return v;
+#endif
+}
 
 // The two entries k, k + 1 of sixteen outputs.
 struct PairOfLanes {
@@ -38,14 +49,13 @@ struct BF16Weights {
 
 struct I8Weights {
   using Element = int8_t;
-  XLLM_INLINE PairOfLanes load_pair(const int8_t* p) {
-    PairOfLanes v;
-    XLLM_EACH_REGISTER(kRegisters) {
-      const ints w = __builtin_convertvector(
-          load_unaligned<signed_shorts>(p + 2 * i * kRegisterLanes), ints);
-      v.even.r[i] = __builtin_convertvector((w << 24) >> 24, floats);
-      v.odd.r[i] = __builtin_convertvector(w >> 8, floats);
-    }
+  XLLM_INLINE PairOfLanes load_pair(const int8_t* p) { return {widen(p), widen(p + kLanes)}; }
+
+ private:
+  XLLM_INLINE Lanes widen(const int8_t* p) {
+    Lanes v;
+    XLLM_EACH_REGISTER(kRegisters)
+    v.r[i] = __builtin_convertvector(sign_extend(p + i * kRegisterLanes), floats);
     return v;
   }
 };
