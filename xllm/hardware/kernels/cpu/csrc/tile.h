@@ -72,6 +72,10 @@ inline void emulated_product(int c, int a, int b) {
 
 namespace xllm {
 
+// GCC's tile loads and its ldtilecfg do not say that they read memory, so without this a store
+// before them may come after them or vanish. Tile stores say that they write.
+XLLM_INLINE void finish_stores(const void* p) { __asm__ volatile("" ::"r"(p) : "memory"); }
+
 // Rows of the two halves that the thread's tiles are configured for; 0 means not configured.
 inline thread_local int configured_rows = 0;
 
@@ -95,6 +99,7 @@ inline void configure_tiles(int rows) {
     config.rows[t] = tile_rows[t];
     config.row_bytes[t] = 64;
   }
+  finish_stores(&config);
   _tile_loadconfig(&config);
   configured_rows = rows;
 }
@@ -116,6 +121,7 @@ inline void tile_block(int rows, int64_t k, const bf16* a, int64_t lda, const bf
                        int64_t b_stride, float* c, int64_t c_stride, bool accumulate) {
   constexpr int64_t kRowBytes = 64;
   configure_tiles(rows);
+  finish_stores(a);
   float* c1 = c + c_stride;
   if (accumulate) {
     _tile_loadd(0, c, kRowBytes);
