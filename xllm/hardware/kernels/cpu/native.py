@@ -125,7 +125,9 @@ def build(*defines: str) -> Path:
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
                 list(pool.map(_call, commands))
             built = str(Path(scratch) / path.name)
-            _call([program, *flags, "-shared", *objects, "-o", built])
+            runtime = _openmp_runtime()
+            link = ["-fopenmp"] if runtime is None else ["-Wl,--no-as-needed", str(runtime)]
+            _call([program, "-shared", *objects, *link, "-o", built])
             os.rename(built, path)
     return path
 
@@ -141,6 +143,15 @@ def load(path: Path) -> ctypes.CDLL:
         function.argtypes, function.restype = (ctypes.c_int64,), None
     found.xllm_engine.argtypes, found.xllm_engine.restype = (), ctypes.c_int64
     return found
+
+
+def _openmp_runtime() -> Path | None:
+    """The OpenMP runtime that torch has loaded. Two of them would spin against each other."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = Path(line.split(maxsplit=5)[-1])
+        if path.name.startswith(("libgomp", "libiomp5")):
+            return path
+    return None
 
 
 def _key(program: str, flags: tuple[str, ...]) -> str:

@@ -115,7 +115,7 @@ void stream_panels(const LinearArgs& a, const float* x, int64_t panel, float* su
 
 // Sums kept in registers by one call of stream_panels.
 constexpr int kSumRegisters = XLLM_REGISTER_BYTES == 64 ? 16 : 12;
-constexpr int kMaxStreamedRows = kSumRegisters / kRegisters;
+constexpr int kMaxStreamedRows = 12 / kRegisters < 6 ? 12 / kRegisters : 6;
 
 constexpr int streamed_panels(int rows) {
   const int fit = kSumRegisters / (rows * kRegisters);
