@@ -227,19 +227,20 @@ void pack_key(const T* key, int64_t dim, int64_t j, typename Engine::Input* pane
   }
 }
 
-// Value j of kKeys into the panels over keys, which are `stride` apart.
+// Values j (even) and j + 1 of kKeys into the panels over keys, which are `stride` apart. A null
+// pointer is a key that no query of the tile sees: its values are zero, never what the cache holds.
 template <class Engine, class T>
-void pack_value(const T* value, int64_t dim, int64_t j, typename Engine::Input* panels,
-                int64_t stride) {
+void pack_values(const T* even, const T* odd, int64_t dim, int64_t j,
+                 typename Engine::Input* panels, int64_t stride) {
   for (int64_t i = 0; i < dim / kLanes; ++i) {
-    typename Engine::Input lanes[kLanes];
-    store(load(value + i * kLanes), lanes);
-    typename Engine::Input* to = panels + i * stride;
+    const Lanes first = even ? load(even + i * kLanes) : fill(0.0f);
+    const Lanes second = odd ? load(odd + i * kLanes) : fill(0.0f);
+    typename Engine::Input* to = panels + i * stride + j * kLanes;
     if constexpr (Engine::kPairs) {
-      for (int lane = 0; lane < kLanes; ++lane)
-        to[(j / 2) * 2 * kLanes + 2 * lane + j % 2] = lanes[lane];
+      store_pairs(first, second, to);
     } else {
-      std::memcpy(static_cast<void*>(to + j * kLanes), lanes, sizeof(lanes));
+      store(first, to);
+      store(second, to + kLanes);
     }
   }
 }
@@ -273,11 +274,13 @@ void tile(const AttentionArgs& a, const Task& task) {
     const int64_t to = end - base < kKeys ? end - base : kKeys;
     if (from > 0 || to < kKeys || base == lowest / kKeys * kKeys)  // padding is zero, never NaN
       std::memset(static_cast<void*>(keys), 0, size_t(kKeys * (depth + dim)) * sizeof(Input));
-    for (int64_t j = from; j < to; ++j) {
+    for (int64_t j = from; j < to; ++j)
       pack_key<Engine>(sequence.key(base + j), dim, j % kLanes,
                        keys + j / kLanes * depth * kLanes);
-      pack_value<Engine>(sequence.value(base + j), dim, j, values, kKeys * kLanes);
-    }
+    for (int64_t j = from / 2 * 2; j < to; j += 2)
+      pack_values<Engine>(j >= from ? sequence.value(base + j) : nullptr,
+                          j + 1 < to ? sequence.value(base + j + 1) : nullptr, dim, j, values,
+                          kKeys * kLanes);
     Engine::gemm(rows, int(kKeys / kLanes), depth, q, depth, keys, depth * kLanes, scores,
                  rows * kLanes, false);
     for (int64_t r = 0; r < rows; ++r) {

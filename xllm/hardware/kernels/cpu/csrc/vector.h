@@ -106,6 +106,15 @@ XLLM_INLINE void store(const Pack<R>& v, bf16* p) {
   }
 }
 
+// Sixteen pairs (even, odd) of bfloat16. The values must be bfloat16 or int8 already: the low half
+// of each float is cut off, not rounded.
+XLLM_INLINE void store_pairs(const Lanes& even, const Lanes& odd, bf16* p) {
+  XLLM_EACH_REGISTER(kRegisters) {
+    const uints pair = ((uints)odd.r[i] & 0xffff0000u) | ((uints)even.r[i] >> 16);
+    std::memcpy(p + 2 * i * kRegisterLanes, &pair, sizeof(pair));
+  }
+}
+
 template <int R = kRegisters>
 XLLM_INLINE Pack<R> fill(float x) {
   Pack<R> v;

@@ -60,7 +60,7 @@ struct I8Weights {
   }
 };
 
-// One panel over k weights as an engine reads it. Exact: int8 fits bfloat16's eight bits.
+// One panel over k weights as an engine reads it.
 template <class Weights>
 inline void expand_panel(const typename Weights::Element* from, int64_t k, float* to) {
   for (int64_t i = 0; i < k; i += 2) {
@@ -71,12 +71,9 @@ inline void expand_panel(const typename Weights::Element* from, int64_t k, float
 }
 template <class Weights>
 inline void expand_panel(const typename Weights::Element* from, int64_t k, bf16* to) {
-  for (int64_t n = 0; n < k; n += 2) {
-    const PairOfLanes v = Weights::load_pair(from + n * kLanes);
-    XLLM_EACH_REGISTER(kRegisters) {
-      const uints pair = ((uints)v.odd.r[i] & 0xffff0000u) | ((uints)v.even.r[i] >> 16);
-      std::memcpy(to + n * kLanes + 2 * i * kRegisterLanes, &pair, sizeof(pair));
-    }
+  for (int64_t i = 0; i < k; i += 2) {
+    const PairOfLanes v = Weights::load_pair(from + i * kLanes);
+    store_pairs(v.even, v.odd, to + i * kLanes);
   }
 }
 
