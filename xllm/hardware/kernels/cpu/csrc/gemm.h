@@ -22,6 +22,13 @@ constexpr int block_rows(int registers) {
   return XLLM_REGISTER_BYTES == 64 ? 14 : 12 / registers;
 }
 
+// Memory that will be read after a product. F32Engine asks for it while it computes, so that a
+// product of few rows does not wait for its weights and then for its arithmetic.
+struct Ahead {
+  const void* at = nullptr;
+  int64_t bytes = 0;
+};
+
 // Scratch of an engine per thread and parallel region.
 struct NoScope {};
 
@@ -35,27 +42,32 @@ struct F32Engine {
   // R < kRegisters only the first R registers of each row of C are computed.
   template <int R = kRegisters>
   static void gemm(int64_t rows, int panels, int64_t k, const float* a, int64_t lda,
-                   const float* b, int64_t b_stride, float* c, int64_t c_stride, bool accumulate) {
+                   const float* b, int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
+                   const Ahead& ahead = {}) {
     constexpr int kBlock = block_rows(R);
+    const int64_t share = ahead.bytes / ((rows + kBlock - 1) / kBlock * panels);
+    const char* next = static_cast<const char*>(ahead.at ? ahead.at : b);
     int64_t row = 0;
     for (; row + kBlock <= rows; row += kBlock)
-      for (int p = 0; p < panels; ++p)
+      for (int p = 0; p < panels; ++p, next += share)
         block<kBlock, R>(k, a + row * lda, lda, b + p * b_stride,
-                         c + p * c_stride + row * kLanes, accumulate);
-    for (int p = 0; row < rows && p < panels; ++p)
+                         c + p * c_stride + row * kLanes, accumulate, next, share / k);
+    for (int p = 0; row < rows && p < panels; ++p, next += share)
       tail<kBlock - 1, R>(int(rows - row), k, a + row * lda, lda, b + p * b_stride,
-                          c + p * c_stride + row * kLanes, accumulate);
+                          c + p * c_stride + row * kLanes, accumulate, next, share / k);
   }
 
  private:
+  // Asks for one line every `step` bytes from `next` per k; a step of 0 repeats one line for free.
   template <int ROWS, int R>
   static void block(int64_t k, const float* a, int64_t lda, const float* b, float* c,
-                    bool accumulate) {
+                    bool accumulate, const char* next, int64_t step) {
     Pack<R> sums[ROWS];
     for (int r = 0; r < ROWS; ++r)
       sums[r] = accumulate ? load<R>(c + r * kLanes) : fill<R>(0.0f);
     for (int64_t i = 0; i < k; ++i) {
       const Pack<R> column = load<R>(b + i * kLanes);
+      __builtin_prefetch(next + i * step);
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) sums[r] = fma(fill<R>(a[r * lda + i]), column, sums[r]);
     }
@@ -64,10 +76,10 @@ struct F32Engine {
 
   template <int ROWS, int R>
   static void tail(int rows, int64_t k, const float* a, int64_t lda, const float* b, float* c,
-                   bool accumulate) {
+                   bool accumulate, const char* next, int64_t step) {
     if constexpr (ROWS > 0) {
-      if (rows == ROWS) return block<ROWS, R>(k, a, lda, b, c, accumulate);
-      tail<ROWS - 1, R>(rows, k, a, lda, b, c, accumulate);
+      if (rows == ROWS) return block<ROWS, R>(k, a, lda, b, c, accumulate, next, step);
+      tail<ROWS - 1, R>(rows, k, a, lda, b, c, accumulate, next, step);
     }
   }
 };
@@ -83,7 +95,8 @@ struct DotEngine {
 
   template <int R = kRegisters>
   static void gemm(int64_t rows, int panels, int64_t k, const bf16* a, int64_t lda, const bf16* b,
-                   int64_t b_stride, float* c, int64_t c_stride, bool accumulate) {
+                   int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
+                   const Ahead& = {}) {
     constexpr int kBlock = block_rows(kRegisters);
     int64_t row = 0;
     for (; row + kBlock <= rows; row += kBlock)
@@ -150,7 +163,8 @@ struct TileEngine {
 
   template <int R = kRegisters>
   static void gemm(int64_t rows, int panels, int64_t k, const bf16* a, int64_t lda, const bf16* b,
-                   int64_t b_stride, float* c, int64_t c_stride, bool accumulate) {
+                   int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
+                   const Ahead& = {}) {
     for (int64_t row = 0; row < rows; row += 32) {
       const int here = int(rows - row < 32 ? rows - row : 32);
       for (int p = 0; p < panels; p += 2) {

@@ -170,16 +170,20 @@ void multiply(const LinearArgs& a, const typename Engine::Input* x) {
   static thread_local Scratch expanded_scratch, sums_scratch;
   const int threads = num_threads();
   const int64_t panels = ceil_div(a.n, kLanes), chunks = ceil_div(a.tokens, kChunkRows);
-  const int group = group_size(panels, chunks, threads);
+  // Few rows in float32 go panel by panel in the order of memory, each asking for the next.
+  const bool in_order = std::is_same_v<Engine, F32Engine> && chunks == 1;
+  const int group = in_order ? 1 : group_size(panels, chunks, threads);
   const int64_t groups = ceil_div(panels, group), rows_per_chunk = ceil_div(a.tokens, chunks);
   const Element* weight = static_cast<const Element*>(a.weight);
+  const Element* end = weight + panels * a.padded_k * kLanes;
+  const int64_t run = in_order ? groups / (threads * 8) + 1 : 1;
 #pragma omp parallel num_threads(threads)
   {
     typename Engine::Scope scope;
     (void)scope;
     Input* expanded = kDirect ? nullptr : expanded_scratch.get<Input>(group * kMaxK * kLanes);
     float* sums = sums_scratch.get<float>(group * rows_per_chunk * kLanes);
-#pragma omp for schedule(dynamic) nowait
+#pragma omp for schedule(dynamic, run) nowait
     for (int64_t task = 0; task < groups * chunks; ++task) {
       const int64_t first = task / chunks * group, row = task % chunks * rows_per_chunk;
       const int count = int(panels - first < group ? panels - first : group);
@@ -187,6 +191,10 @@ void multiply(const LinearArgs& a, const typename Engine::Input* x) {
       const Element* packed = weight + first * a.padded_k * kLanes;
       for (int64_t k = 0; k < a.padded_k; k += kMaxK) {
         const int64_t depth = a.padded_k - k < kMaxK ? a.padded_k - k : kMaxK;
+        const Element* next = packed + (k + depth) * kLanes;  // of this panel or the one after
+        Ahead ahead;
+        if (in_order && next + depth * kLanes <= end)
+          ahead = {next, depth * kLanes * int64_t(sizeof(Element))};
         const Input* b;
         int64_t b_stride;
         if constexpr (kDirect) {
@@ -200,7 +208,7 @@ void multiply(const LinearArgs& a, const typename Engine::Input* x) {
           b_stride = depth * kLanes;
         }
         Engine::gemm(rows, count, depth, x + row * a.padded_k + k, a.padded_k, b, b_stride, sums,
-                     rows * kLanes, k > 0);
+                     rows * kLanes, k > 0, ahead);
       }
       for (int p = 0; p < count; ++p)
         write_out(a, sums + p * rows * kLanes, row, rows, first + p);
