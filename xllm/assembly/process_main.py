@@ -67,8 +67,9 @@ def main() -> int:
     configure_logging(launch.config.observability.log_level)
     folder = SocketFolder(Path(launch.socket_folder))
     watch = ParentWatch(link, folder)
-    watch.start()
+    # In this order: a server that is gone already must find its watcher after the folder exists.
     folder.create()
+    watch.start()
     channel = ServerChannel(folder.address, launch.peer_id, ToEngine)
     channel.open()
     try:
