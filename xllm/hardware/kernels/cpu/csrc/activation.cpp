@@ -48,7 +48,7 @@ void act_and_mul(const ActivationArgs& a) {
   const T* in = static_cast<const T*>(a.gate_up);
   T* out = static_cast<T*>(a.out);
   const int64_t width = a.width;
-#pragma omp parallel for num_threads(num_threads()) if (a.tokens * width > kParallelElements / 4)
+#pragma omp parallel for num_threads(num_threads()) if (a.tokens * width > kParallelElements)
   for (int64_t t = 0; t < a.tokens; ++t) {
     const T* gate = in + t * 2 * width;
     const T* up = gate + width;

@@ -9,6 +9,7 @@
 // result does not depend on the batch, nor a chunk's on where other chunks begin.
 #include <omp.h>
 
+#include <type_traits>
 #include <vector>
 
 #include "gemm.h"
@@ -20,7 +21,6 @@ namespace {
 constexpr int64_t kKeys = 64;       // keys per block of the softmax
 constexpr int64_t kSplitKeys = 256;  // keys per split of a decode row
 constexpr int64_t kTileRows = 96;   // rows (tokens x group) per tile, about
-constexpr int kMaxGroup = 8;        // query heads summed in registers together
 constexpr float kLowest = -1e30f;   // below every score, and finite: differences stay defined
 
 struct AttentionArgs {
@@ -129,6 +129,64 @@ struct Partials {
   }
 };
 
+// Products of one key with GROUP queries, to scores kKeys apart.
+template <class T, int GROUP>
+void multiply_key(const float* q, const T* key, int64_t dim, float* scores) {
+  Lanes products[GROUP];
+  for (int g = 0; g < GROUP; ++g) products[g] = fill(0.0f);
+  for (int64_t i = 0; i < dim; i += kLanes) {
+    const Lanes k = load(key + i);
+#pragma GCC unroll 4
+    for (int g = 0; g < GROUP; ++g) products[g] = fma(load(q + g * dim + i), k, products[g]);
+  }
+  for (int g = 0; g < GROUP; ++g) scores[g * kKeys] = sum(products[g]);
+}
+
+// Adds `count` values, weighted for each of GROUP queries, to their sums.
+template <class T, int GROUP>
+void add_values(const T* const* values, int64_t count, int64_t dim, const float* weights,
+                float* sums) {
+  for (int64_t i = 0; i < dim; i += kLanes) {
+    Lanes total[GROUP];
+    for (int g = 0; g < GROUP; ++g) total[g] = load(sums + g * dim + i);
+    for (int64_t j = 0; j < count; ++j) {
+      const Lanes v = load(values[j] + i);
+#pragma GCC unroll 4
+      for (int g = 0; g < GROUP; ++g) total[g] = fma(fill(weights[g * kKeys + j]), v, total[g]);
+    }
+    for (int g = 0; g < GROUP; ++g) store(total[g], sums + g * dim + i);
+  }
+}
+
+// Calls f(first, count) for the query heads in runs of 4 and fewer, the count known to the compiler.
+template <class F>
+void each_run(int64_t group, F f) {
+  int64_t first = 0;
+  for (; first + 4 <= group; first += 4) f(first, std::integral_constant<int, 4>());
+  if (group - first == 3) f(first, std::integral_constant<int, 3>());
+  if (group - first == 2) f(first, std::integral_constant<int, 2>());
+  if (group - first == 1) f(first, std::integral_constant<int, 1>());
+}
+
+// Where the keys and values of one block lie.
+template <class T>
+struct BlockRows {
+  const T *keys[kKeys], *values[kKeys];
+
+  void locate(const Sequence<T>& sequence, int64_t base, int64_t from, int64_t to) {
+    for (int64_t j = from; j < to; ++j) {
+      keys[j] = sequence.key(base + j);
+      values[j] = sequence.value(base + j);
+    }
+  }
+  void request(int64_t j, int64_t row_bytes) const {
+    for (int64_t line = 0; line < row_bytes; line += 64) {
+      __builtin_prefetch(reinterpret_cast<const char*>(keys[j]) + line);
+      __builtin_prefetch(reinterpret_cast<const char*>(values[j]) + line);
+    }
+  }
+};
+
 template <class T>
 void decode(const AttentionArgs& a, const Task& task, const Partials& partials) {
   static thread_local Scratch scratch;
@@ -137,6 +195,7 @@ void decode(const AttentionArgs& a, const Task& task, const Partials& partials) 
   const int64_t lowest = lowest_visible(a, a.lens[task.row] - 1);
   const int64_t begin = task.split * kSplitKeys, most = begin + kSplitKeys;
   const int64_t end = a.lens[task.row] < most ? a.lens[task.row] : most;
+  const int64_t first_base = lowest > begin ? lowest / kKeys * kKeys : begin;
   float* q = scratch.get<float>(group * dim + group * kKeys);
   float *scores = q + group * dim, *sums = partials.sums(task.slot);
   Running* states = partials.states(task.slot);
@@ -146,22 +205,23 @@ void decode(const AttentionArgs& a, const Task& task, const Partials& partials) 
     store(fill(0.0f), sums + i);
   }
   for (int64_t g = 0; g < group; ++g) states[g] = Running();
-  const T *keys[kKeys], *values[kKeys];
-  for (int64_t base = begin; base < end; base += kKeys) {
-    const int64_t from = lowest > base ? lowest - base : 0;
-    const int64_t to = end - base < kKeys ? end - base : kKeys;
-    if (from >= to) continue;
+  BlockRows<T> rows[2];  // of this block and of the next, which is requested meanwhile
+  const auto last_of = [&](int64_t base) { return end - base < kKeys ? end - base : kKeys; };
+  if (first_base < end)
+    rows[0].locate(sequence, first_base, lowest > first_base ? lowest - first_base : 0,
+                   last_of(first_base));
+  for (int64_t base = first_base, turn = 0; base < end; base += kKeys, turn ^= 1) {
+    const int64_t from = lowest > base ? lowest - base : 0, to = last_of(base);
+    const BlockRows<T>& here = rows[turn];
+    BlockRows<T>& next = rows[turn ^ 1];
+    const int64_t coming = base + kKeys < end ? last_of(base + kKeys) : 0;
+    next.locate(sequence, base + kKeys, 0, coming);
     for (int64_t j = from; j < to; ++j) {
-      keys[j] = sequence.key(base + j);
-      values[j] = sequence.value(base + j);
+      if (j < coming) next.request(j, dim * int64_t(sizeof(T)));
+      each_run(group, [&](int64_t first, auto count) {
+        multiply_key<T, count>(q + first * dim, here.keys[j], dim, scores + first * kKeys + j);
+      });
     }
-    for (int64_t j = from; j < to; ++j)
-      for (int64_t g = 0; g < group; ++g) {
-        Lanes products = fill(0.0f);
-        for (int64_t i = 0; i < dim; i += kLanes)
-          products = fma(load(q + g * dim + i), load(keys[j] + i), products);
-        scores[g * kKeys + j] = sum(products);
-      }
     for (int64_t g = 0; g < group; ++g) {
       float* row = scores + g * kKeys;
       const float factor = softmax_block(a, row, kLanes, from, to, states[g], row);
@@ -169,19 +229,10 @@ void decode(const AttentionArgs& a, const Task& task, const Partials& partials) 
         for (int64_t i = 0; i < dim; i += kLanes)
           store(load(sums + g * dim + i) * fill(factor), sums + g * dim + i);
     }
-    for (int64_t first = 0; first < group; first += kMaxGroup) {
-      const int64_t count = group - first < kMaxGroup ? group - first : kMaxGroup;
-      for (int64_t i = 0; i < dim; i += kLanes) {
-        Lanes total[kMaxGroup];
-        for (int64_t g = 0; g < count; ++g) total[g] = load(sums + (first + g) * dim + i);
-        for (int64_t j = from; j < to; ++j) {
-          const Lanes v = load(values[j] + i);
-          for (int64_t g = 0; g < count; ++g)
-            total[g] = fma(fill(scores[(first + g) * kKeys + j]), v, total[g]);
-        }
-        for (int64_t g = 0; g < count; ++g) store(total[g], sums + (first + g) * dim + i);
-      }
-    }
+    each_run(group, [&](int64_t first, auto count) {
+      add_values<T, count>(here.values + from, to - from, dim, scores + first * kKeys + from,
+                           sums + first * dim);
+    });
   }
 }
 
