@@ -36,6 +36,8 @@ class Server:
         command = [
             *(sys.executable, "-m", "xllm.entrypoints.cli.main", "serve", str(model)),
             *("--load-format", "dummy", "--port", str(self.port), "--api-key", KEY),
+            # One thread: threads that wait for each other stall when the machine is busy.
+            *("--num-threads", "1"),
             *("--num-kv-tokens", "4096", "--served-model-name", "tiny", *flags),
         ]
         with self.log_path.open("wb") as log:

@@ -51,8 +51,9 @@ def test_health_is_503_until_the_first_token_can_be_made(model: Path) -> None:
         def ready() -> bool:
             seen.append(server.health())
             if seen[-1] == 503:
-                assert server.complete().status_code == 503
-                assert server.http.get("/ready").status_code == 503
+                answers = [server.complete().status_code, server.http.get("/ready").status_code]
+                # Only a server that became ready between the questions may answer one of them.
+                assert answers == [503, 503] or server.health() == 200
             return seen[-1] == 200
 
         wait(ready, 120, lambda: server.log)
@@ -136,7 +137,7 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(model: Path) -> None:
     before = leftovers()
     with running(model) as server:
         engine = server.engine_pid()
-        stream = Reader(server, max_tokens=480).wait_begun()
+        stream = Reader(server, max_tokens=240).wait_begun()
         server.process.send_signal(signal.SIGTERM)
         wait(lambda: server.http.get("/ready").status_code == 503, 2)
         refused = server.complete()
