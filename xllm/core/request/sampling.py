@@ -9,6 +9,7 @@ import msgspec
 # Greedy below this temperature: dividing logits by less would overflow float32.
 MIN_TEMPERATURE = 1e-5
 MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1  # of every other integer: they live in int32 columns
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,3 +117,5 @@ def _between(name: str, value: float, low: float, high: float) -> None:
 def _at_least(name: str, value: int, low: int, also: str = "") -> None:
     if value < low:
         raise ValueError(f"{name} must be at least {low}{also}, got {value}")
+    if value > MAX_COUNT:
+        raise ValueError(f"{name} must be at most {MAX_COUNT}")

@@ -8,6 +8,7 @@ import hmac
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -104,6 +105,17 @@ class GuardedHttpProtocol(HttpToolsProtocol):
                 STATUS_LINE[431] + b"content-length: 0\r\nconnection: close\r\n\r\n"
             )
             self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, in the envelope of every other error."""
+        body = msgspec.json.encode(RequestError(400, msg).body())
+        self.transport.write(
+            STATUS_LINE[400]
+            + b"content-type: application/json\r\nconnection: close\r\n"
+            + b"content-length: %d\r\n\r\n" % len(body)
+            + body
+        )
+        self.transport.close()
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
