@@ -22,6 +22,7 @@ from xllm.frontend.services import (
     ChatService,
     CompletionService,
     OutputDispatcher,
+    RenderService,
     TokenizeService,
 )
 from xllm.frontend.text.chat_template import ChatTemplate
@@ -50,6 +51,7 @@ class Stack:
         self.dispatcher = OutputDispatcher(self.client, OutputProcessor(self.tokenizer, [EOS]))
         self.chat = ChatService(self.factory, self.dispatcher, "tiny")
         self.completions = CompletionService(self.factory, self.dispatcher, "tiny")
+        self.render = RenderService(self.factory, "tiny")
         self.tokenize = TokenizeService(self.factory, "tiny")
 
     def ids(self, text: str) -> list[int]:

@@ -18,6 +18,7 @@ from xllm.frontend.services import (
     CompletionService,
     ModelService,
     OutputDispatcher,
+    RenderService,
     TokenizeService,
 )
 
@@ -30,6 +31,7 @@ class Services:
     completions: CompletionService
     models: ModelService
     tokenize: TokenizeService
+    render: RenderService
     factory: RequestFactory
     dispatcher: OutputDispatcher
 
@@ -147,6 +149,7 @@ class ServingStack:
             completions=CompletionService(factory, dispatcher, name),
             models=ModelService(name, ready.max_model_len, self._config.model.model),
             tokenize=TokenizeService(factory, name),
+            render=RenderService(factory, name),
             factory=factory,
             dispatcher=dispatcher,
         )

@@ -6,6 +6,7 @@ import pytest
 
 from xllm.assembly import registry
 from xllm.entrypoints.cli import main as cli
+from xllm.entrypoints.cli import run_batch
 from xllm.frontend.protocol.errors import RequestError
 
 
@@ -17,6 +18,8 @@ class FakeStack:
         self.closed = False
         handled = SimpleNamespace(handle=self.handle)
         self.services = SimpleNamespace(chat=handled, completions=handled)
+        self.answers_left = 1000
+        self.refusals_left = 0
 
     async def start(self):
         pass
@@ -29,6 +32,12 @@ class FakeStack:
         self.peak = max(self.peak, self.open)
         await asyncio.sleep(0.001)
         self.open -= 1
+        if self.refusals_left:
+            self.refusals_left -= 1
+            raise RequestError(429, "full")
+        if not self.answers_left:
+            raise RequestError(503, "the engine is gone")
+        self.answers_left -= 1
         if body.model != "fake":
             raise RequestError(404, f"model {body.model} does not exist")
         return {"kind": type(body).__name__, "max_tokens": body.max_tokens}
@@ -39,15 +48,16 @@ def batch(tmp_path, monkeypatch):
     stack = FakeStack()
     monkeypatch.setattr(registry, "build", lambda config, on_progress: stack)
 
-    def run(*lines, flags=()):
-        source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+
+    def run(*lines, flags=(), read=True):
         source.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
         arguments = ["run-batch", "-i", str(source), "-o", str(target), "--disable-tqdm", *flags]
         code = cli.main(arguments)
-        done = target.read_text().splitlines() if target.exists() else []
+        done = target.read_text().splitlines() if read and target.exists() else []
         return code, [json.loads(line) for line in done]
 
-    run.stack = stack
+    run.stack, run.target = stack, target
     return run
 
 
@@ -56,17 +66,16 @@ def request(name, url="/v1/completions", **fields):
     return {"custom_id": name, "method": "POST", "url": url, "body": body}
 
 
-def test_answers_keep_the_order_and_the_ids_of_the_requests(batch):
+def test_each_answer_carries_the_id_of_its_request(batch):
     code, answers = batch(
         request("a", max_tokens=3), "", request("b", url="/v1/chat/completions", max_tokens=4)
     )
     assert code == 0 and batch.stack.closed
-    assert [answer["custom_id"] for answer in answers] == ["a", "b"]
-    bodies = [answer["response"]["body"] for answer in answers]
-    assert bodies == [
-        {"kind": "CompletionRequest", "max_tokens": 3},
-        {"kind": "ChatCompletionRequest", "max_tokens": 4},
-    ]
+    bodies = {answer["custom_id"]: answer["response"]["body"] for answer in answers}
+    assert bodies == {
+        "a": {"kind": "CompletionRequest", "max_tokens": 3},
+        "b": {"kind": "ChatCompletionRequest", "max_tokens": 4},
+    }
     assert {answer["response"]["status_code"] for answer in answers} == {200}
 
 
@@ -74,24 +83,76 @@ def test_answers_keep_the_order_and_the_ids_of_the_requests(batch):
     ("bad", "status", "named"),
     [
         (request("bad", model="other"), 404, "other"),
-        (request("bad", url="/v1/embeddings"), 404, "/v1/embeddings"),
+        (request("bad", url="/v1/nothing"), 404, "/v1/nothing"),
+        (request("bad", url="v1/completions"), 400, "url"),
+        ({**request("bad"), "method": "GET"}, 400, "method"),
         (request("bad", stream=True), 400, "stream"),
         (request("bad", max_tokens="many"), 400, "max_tokens"),
     ],
 )
 def test_a_refused_request_is_an_answer_and_spoils_no_other(batch, bad, status, named):
-    code, (refused, good) = batch(bad, request("good"))
+    code, answers = batch(bad, request("good"))
     assert code == 1
+    refused, good = sorted(answers, key=lambda answer: answer["custom_id"])
     assert refused["response"]["status_code"] == status
     assert named in refused["response"]["body"]["error"]["message"]
     assert good["response"]["status_code"] == 200
 
 
-@pytest.mark.parametrize("line", ["nonsense", "[]", '{"custom_id": "a", "url": "/v1/completions"}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("nonsense", "[]", '{"custom_id": "b", "url": "/v1/completions"}'),
+        *(request("a"), request(7), {**request("b"), "url": 1}),
+    ],
+)
 def test_a_bad_line_ends_before_the_model_loads_naming_it(batch, line, capsys):
     code, answers = batch(request("a"), line)
     assert (code, answers) == (2, [])
     assert "in.jsonl:2" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_where_another_was_killed(batch):
+    lines = [request(str(i)) for i in range(6)]
+    batch(*lines[:3])
+    with batch.target.open("r+b") as file:  # killed within its third line
+        file.truncate(batch.target.stat().st_size - 5)
+    first = batch.target.read_bytes()
+    batch.stack.answers_left = 4
+    code, answers = batch(*lines)
+    assert code == 0
+    assert sorted(answer["custom_id"] for answer in answers) == list("012345")
+    assert batch.target.read_bytes().startswith(first[: first.rindex(b"\n") + 1])
+    assert batch.stack.answers_left == 0
+    code, again = batch(*lines)  # nothing is left: no engine is started
+    assert (code, again) == (0, answers)
+
+
+def test_overwrite_forgets_earlier_answers(batch):
+    batch(request("a"), request("b"))
+    code, answers = batch(request("c"), flags=["--overwrite"])
+    assert code == 0 and [answer["custom_id"] for answer in answers] == ["c"]
+
+
+def test_what_a_dead_engine_leaves_unanswered_stays_for_the_next_run(batch, capsys):
+    batch.stack.answers_left = 2
+    code, answers = batch(*(request(str(i)) for i in range(5)), flags=["--max-waiting", "1"])
+    assert code == 1 and len(answers) == 2
+    assert "3 requests" in capsys.readouterr().err
+
+
+def test_a_full_queue_is_tried_again(batch, monkeypatch):
+    monkeypatch.setattr(run_batch, "_BUSY_SECONDS", 0.001)
+    batch.stack.refusals_left = 3
+    code, answers = batch(request("a"), request("b"))
+    assert code == 0 and len(answers) == 2
+
+
+def test_an_output_that_is_something_else_is_left_alone(batch, capsys):
+    batch.target.write_text("my notes\n")
+    code, _ = batch(request("a"), read=False)
+    assert code == 2 and "out.jsonl:1" in capsys.readouterr().err
+    assert batch.target.read_text() == "my notes\n"
 
 
 def test_no_more_are_open_than_the_engine_queues(batch):

@@ -8,6 +8,14 @@ from xllm.core.request.sampling import SamplingParams
 from xllm.core.utils.arrays import Int32Array
 
 
+class Targets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the client wishes of time, in milliseconds. Carried for schedulers that can use it."""
+
+    ttft_slo_ms: float | None = None  # arrival to first token
+    tpot_slo_ms: float | None = None  # between two tokens, on average
+    deadline_ms: float | None = None  # arrival to last token; then the server ends the request
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One inference request, validated and tokenized. The engine trusts every field.
 
@@ -27,3 +35,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0  # lower runs first
     arrival_time: float = 0.0  # time.monotonic() of the sending host
     cache_salt: str | None = None
+    targets: Targets = Targets()

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
+import os
 import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xllm.core.config.flags import add_flags, config_from
 
 if TYPE_CHECKING:
-    from xllm.assembly.llm import Services
+    from httpx import AsyncClient
 
 _TOPICS = ("model", "cache", "scheduler", "execution", "observability")
+_BUSY_SECONDS = 0.5  # before a request that found the engine's queue full is sent again
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,42 +32,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='JSON lines {"custom_id": id, "method": "POST", "url": route, "body": request}.',
     )
     parser.add_argument(
-        "-o", "--output-file", metavar="FILE", required=True, help="Answers, in the same order."
+        "-o",
+        "--output-file",
+        metavar="FILE",
+        required=True,
+        help="Answers, as they come; requests whose custom_id has one there are skipped.",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="Forget the answers of an earlier run."
     )
     parser.add_argument("--disable-tqdm", action="store_true", help="No progress bar.")
     add_flags(parser, _TOPICS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer every line; 1 if any request was refused or failed."""
+    """Answer every line that has no answer yet; 1 if any request was refused or failed."""
     config = config_from(args)
+    # A request waits for its turn as long as the batch takes.
+    config = dataclasses.replace(
+        config, server=dataclasses.replace(config.server, request_timeout=0.0, api_key=[])
+    )
     lines = read_lines(Path(args.input_file))
-    output = Path(args.output_file)
-    output.touch()  # a path that cannot be written fails before the model loads
-    from xllm.assembly.registry import build
-    from xllm.core.observability.logging import configure_logging
-    from xllm.entrypoints.http.startup import StartupReport
-
-    configure_logging(config.observability.log_level)
-    report = StartupReport()
-
-    async def main() -> list[dict[str, Any]]:
-        stack = build(config, report.progress)
-        await stack.start()
-        report.end_phase()
-        try:
-            assert stack.services is not None
-            # As many at once as the engine queues: it batches them better than we could.
-            at_once = config.scheduler.max_waiting
-            return await answer_all(stack.services, lines, at_once, not args.disable_tqdm)
-        finally:
-            await stack.close()
-
-    answers = asyncio.run(main())
-    output.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
-    failed = sum(answer["response"]["status_code"] != 200 for answer in answers)
-    print(f"{len(answers)} answers in {output}, {failed} of them errors", file=sys.stderr)
-    return 1 if failed else 0
+    with AnswerFile(Path(args.output_file), args.overwrite) as answers:
+        left = [line for line in lines if line["custom_id"] not in answers.done]
+        if len(left) < len(lines):
+            print(f"{len(lines) - len(left)} requests are answered already", file=sys.stderr)
+        if left:
+            asyncio.run(_serve_batch(config, left, answers, not args.disable_tqdm))
+        num_new, failed = answers.num_new, answers.num_failed
+    print(f"{num_new} new answers in {args.output_file}, {failed} of them errors", file=sys.stderr)
+    missing = len(left) - num_new
+    if missing:
+        print(
+            f"xllm: error: the engine ended before {missing} requests were answered; "
+            "the same command goes on with them",
+            file=sys.stderr,
+        )
+    return 1 if failed or missing else 0
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -77,66 +81,155 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         text = path.read_text()
     except OSError as error:
         raise ValueError(f"--input-file {path}: {error.strerror}") from None
-    found = []
+    found: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
+        where = f"--input-file {path}:{number}"
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise ValueError(f"--input-file {path}:{number}: not JSON: {error}") from None
+            raise ValueError(f"{where}: not JSON: {error}") from None
         for key in ("custom_id", "url", "body"):
             if not isinstance(record, dict) or key not in record:
-                raise ValueError(f"--input-file {path}:{number}: {key} is required")
-        found.append(record)
-    return found
+                raise ValueError(f"{where}: {key} is required")
+        for key in ("custom_id", "url"):
+            if not isinstance(record[key], str):
+                raise ValueError(f"{where}: {key} must be a string")
+        if record["custom_id"] in found:
+            raise ValueError(f"{where}: custom_id {record['custom_id']!r} is used twice")
+        found[record["custom_id"]] = record
+    return list(found.values())
 
 
-async def answer_all(
-    services: Services, lines: Iterable[dict[str, Any]], at_once: int, show: bool
-) -> list[dict[str, Any]]:
-    """One record of the output file per line, in order."""
+class AnswerFile:
+    """The output file: one line per answer, each appended whole.
+
+    What a killed run left is kept, but for a last line that it did not finish.
+
+    Args:
+        path: created if it does not exist.
+        overwrite: begin with an empty file.
+
+    Raises:
+        ValueError: the file cannot be written, or holds something else than answers.
+    """
+
+    def __init__(self, path: Path, overwrite: bool = False) -> None:
+        self.done: set[str] = set()
+        self.num_new = 0
+        self.num_failed = 0
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if overwrite else 0)
+        try:
+            self._file = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+        except OSError as error:
+            raise ValueError(f"--output-file {path}: {error.strerror}") from None
+        whole = 0
+        self._file.seek(0)
+        for number, line in enumerate(self._file.read().splitlines(keepends=True), 1):
+            if not line.endswith(b"\n"):
+                break
+            whole += len(line)
+            try:
+                self.done.add(json.loads(line)["custom_id"])
+            except (ValueError, KeyError, TypeError):
+                self._file.close()
+                raise ValueError(f"--output-file {path}:{number}: not an answer") from None
+        self._file.truncate(whole)
+
+    def __enter__(self) -> AnswerFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def append(self, custom_id: str, status: int, body: Any) -> None:
+        """Write the answer to one request."""
+        response = {"status_code": status, "request_id": uuid.uuid4().hex, "body": body}
+        record = {
+            "id": f"batch_req_{uuid.uuid4().hex}",
+            "custom_id": custom_id,
+            "response": response,
+            "error": None,
+        }
+        line = memoryview(json.dumps(record).encode() + b"\n")
+        while line:
+            line = line[self._file.write(line) :]
+        self.num_new += 1
+        self.num_failed += status != 200
+
+
+async def _serve_batch(
+    config: Any, lines: Sequence[dict[str, Any]], answers: AnswerFile, show: bool
+) -> None:
+    """Answer the lines with an engine of their own."""
+    from httpx import ASGITransport, AsyncClient
+
+    from xllm.assembly.registry import build
+    from xllm.core.observability.logging import configure_logging
+    from xllm.entrypoints.http.activity import Activity
+    from xllm.entrypoints.http.app import create_app
+    from xllm.entrypoints.http.startup import StartupReport
+
+    configure_logging(config.observability.log_level)
+    report = StartupReport()
+    stack = build(config, report.progress)
+    await stack.start()
+    report.end_phase()
+    try:
+        # The server's own application, without a socket: every route of it can be asked.
+        app = ASGITransport(create_app(stack, config.server, Activity()))
+        async with AsyncClient(transport=app, base_url="http://batch", timeout=None) as client:
+            # As many at once as the engine queues: it batches them better than we could.
+            await _answer_all(client, lines, answers, config.scheduler.max_waiting, show)
+    finally:
+        await stack.close()
+
+
+async def _answer_all(
+    client: AsyncClient,
+    lines: Sequence[dict[str, Any]],
+    answers: AnswerFile,
+    at_once: int,
+    show: bool,
+) -> None:
+    """Answer every line, unless the engine ends: then the rest has no answer."""
     from tqdm import tqdm
 
-    lines = list(lines)
-    slots = asyncio.Semaphore(at_once)
+    waiting = iter(lines)
     with tqdm(total=len(lines), desc="requests", disable=not show) as bar:
 
-        async def one(line: dict[str, Any]) -> dict[str, Any]:
-            async with slots:
-                status, body = await _answer(services, line["url"], line["body"])
-            bar.update()
-            response = {"status_code": status, "request_id": uuid.uuid4().hex, "body": body}
-            return {
-                "id": f"batch_req_{uuid.uuid4().hex}",
-                "custom_id": line["custom_id"],
-                "response": response,
-                "error": None,
-            }
+        async def work() -> None:
+            for line in waiting:
+                status, body = await _answer(client, line)
+                if status == 503:
+                    return
+                answers.append(line["custom_id"], status, body)
+                bar.update()
 
-        return await asyncio.gather(*map(one, lines))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(at_once, len(lines))):
+                group.create_task(work())
 
 
-async def _answer(services: Services, url: str, body: Any) -> tuple[int, Any]:
+async def _answer(client: AsyncClient, line: dict[str, Any]) -> tuple[int, Any]:
     """Status and body, as the server would have answered."""
     import msgspec
 
-    from xllm.frontend.protocol.chat import ChatCompletionRequest
-    from xllm.frontend.protocol.completions import CompletionRequest
-    from xllm.frontend.protocol.decode import decode_request
     from xllm.frontend.protocol.errors import RequestError
 
-    routes: dict[str, tuple[type[Any], Any]] = {
-        "/v1/chat/completions": (ChatCompletionRequest, services.chat.handle),
-        "/v1/completions": (CompletionRequest, services.completions.handle),
-    }
-    try:
-        if url not in routes:
-            raise RequestError(404, f"url {url!r} is not one of {', '.join(routes)}")
-        schema, handle = routes[url]
-        request = decode_request(schema, json.dumps(body).encode())
-        if request.stream:
-            raise RequestError.bad_field("stream", "is not possible in a batch")
-        return 200, msgspec.to_builtins(await handle(request))
-    except RequestError as error:
-        return error.status, msgspec.to_builtins(error.body())
+    refusal = None
+    if line.get("method", "POST") != "POST":
+        refusal = RequestError.bad_field("method", "must be POST in a batch")
+    elif not line["url"].startswith("/"):
+        refusal = RequestError.bad_field("url", "must be a route, such as /v1/chat/completions")
+    elif isinstance(line["body"], dict) and line["body"].get("stream"):
+        refusal = RequestError.bad_field("stream", "is not possible in a batch")
+    if refusal is not None:
+        return refusal.status, msgspec.to_builtins(refusal.body())
+    while True:
+        response = await client.post(line["url"], json=line["body"])
+        if response.status_code != 429:
+            return response.status_code, response.json()
+        await asyncio.sleep(_BUSY_SECONDS)

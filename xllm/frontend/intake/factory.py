@@ -15,13 +15,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from xllm.core.request.request import Request
+from xllm.core.request.request import Request, Targets
 from xllm.core.request.sampling import MAX_SEED, SamplingParams
 from xllm.frontend.intake.bad_words import bad_word_token_ids
 from xllm.frontend.intake.defaults import SamplingDefaults
 from xllm.frontend.intake.limits import Limits
 from xllm.frontend.intake.messages import num_chars, template_messages
-from xllm.frontend.intake.params import chat_params, completion_params
+from xllm.frontend.intake.params import chat_params, completion_params, targets_of
 from xllm.frontend.intake.tools import check_format, visible_tools
 from xllm.frontend.protocol.chat import ChatCompletionRequest
 from xllm.frontend.protocol.completions import CompletionRequest
@@ -109,8 +109,8 @@ class RequestFactory:
         try:
             if isinstance(prompt, str):
                 ids: Sequence[int] = self.encode("prompt", [prompt], True)[0]
-                return self._resolve("prompt", ids, params, prompt, priority, None, None)
-            return self._resolve("prompt", list(prompt), params, None, priority, None, None)
+                return self._resolve("prompt", ids, params, prompt, priority)
+            return self._resolve("prompt", list(prompt), params, None, priority)
         except ValueError as error:
             raise RequestError.from_value_error(error) from None
 
@@ -188,7 +188,10 @@ class RequestFactory:
         if body.request_id is not None and len(body.request_id) > _MAX_REQUEST_ID:
             raise ValueError(f"request_id must have at most {_MAX_REQUEST_ID} characters")
         return self._resolve(
-            field, ids, params, text, body.priority or 0, body.cache_salt, body.request_id
+            *(field, ids, params, text, body.priority or 0),
+            targets=targets_of(body),
+            cache_salt=body.cache_salt,
+            request_id=body.request_id,
         )
 
     def _resolve(
@@ -198,8 +201,10 @@ class RequestFactory:
         params: SamplingParams,
         text: str | None,
         priority: int,
-        cache_salt: str | None,
-        request_id: str | None,
+        *,
+        targets: Targets = Targets(),  # noqa: B008 - frozen
+        cache_salt: str | None = None,
+        request_id: str | None = None,
     ) -> PreparedRequest:
         limits = self.limits
         limits.check_params(params)
@@ -224,6 +229,7 @@ class RequestFactory:
             priority=priority,
             arrival_time=time.monotonic(),
             cache_salt=cache_salt or None,
+            targets=targets,
         )
         return PreparedRequest(request, text)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from xllm.core.request.request import Targets
 from xllm.core.request.sampling import SamplingParams
 from xllm.frontend.intake.defaults import SamplingDefaults
 from xllm.frontend.protocol.chat import ChatCompletionRequest
@@ -31,6 +32,7 @@ _PLAIN = (
 _LISTS = ("stop_token_ids", "bad_words", "allowed_token_ids")
 _TOKEN_ID = re.compile(r"-?[0-9]{1,10}")
 COMPLETION_MAX_TOKENS = 16  # the API's default
+_MAX_TARGET_MS = 24 * 3600 * 1000.0
 
 
 def chat_params(body: ChatCompletionRequest, defaults: SamplingDefaults) -> SamplingParams:
@@ -80,6 +82,31 @@ def completion_params(body: CompletionRequest, defaults: SamplingDefaults) -> Sa
     if body.echo and body.logprobs is not None:
         over["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     return _params(body, defaults, logprobs=logprobs, **over)
+
+
+def targets_of(body: CommonFields) -> Targets:
+    """The times that a request asks for. ``timeout`` is ``deadline_ms`` in seconds.
+
+    Raises:
+        ValueError: a time is not positive or longer than a day, or the deadline is given twice.
+    """
+    deadline_ms = body.deadline_ms
+    if body.timeout is not None:
+        if deadline_ms is not None:
+            raise ValueError("timeout and deadline_ms exclude each other")
+        _check_target("timeout", body.timeout, _MAX_TARGET_MS / 1000)
+        deadline_ms = body.timeout * 1000
+    _check_target("deadline_ms", deadline_ms, _MAX_TARGET_MS)
+    _check_target("ttft_slo_ms", body.ttft_slo_ms, _MAX_TARGET_MS)
+    _check_target("tpot_slo_ms", body.tpot_slo_ms, _MAX_TARGET_MS)
+    return Targets(
+        ttft_slo_ms=body.ttft_slo_ms, tpot_slo_ms=body.tpot_slo_ms, deadline_ms=deadline_ms
+    )
+
+
+def _check_target(name: str, value: float | None, high: float) -> None:
+    if value is not None and not 0 < value <= high:
+        raise ValueError(f"{name} must be above 0 and at most {high:.0f}, got {value}")
 
 
 def _params(body: CommonFields, defaults: SamplingDefaults, **over: Any) -> SamplingParams:

@@ -26,6 +26,8 @@ class CommonFields(msgspec.Struct, kw_only=True):
     """Sampling and bookkeeping fields of both generation endpoints. Null means the default.
 
     Without a value a sampling field takes the model's generation config, else the API's default.
+    ``deadline_ms`` (or ``timeout``, in seconds) ends the request with a 504 that long after its
+    arrival. ``ttft_slo_ms`` and ``tpot_slo_ms`` are wishes that travel with the request.
     ``user``, ``metadata``, ``store`` and ``service_tier`` are accepted and change nothing.
     """
 
@@ -57,6 +59,10 @@ class CommonFields(msgspec.Struct, kw_only=True):
     structured_outputs: Any = None
     add_special_tokens: bool | None = None
     priority: int | None = None
+    timeout: float | None = None
+    deadline_ms: float | None = None
+    ttft_slo_ms: float | None = None
+    tpot_slo_ms: float | None = None
     cache_salt: str | None = None
     request_id: str | None = None
     user: str | None = None

@@ -1,7 +1,7 @@
 """One service per API family: ``async handle(request) -> answer or stream of chunk lists``.
 
 Owns the asyncio side of the frontend. Knows no HTTP and no engine beyond ``EngineClient``.
-Public: the four services, ``OutputDispatcher``, ``ChunkStream``, ``EngineClient``.
+Public: the services, ``OutputDispatcher``, ``ChunkStream``, ``EngineClient``.
 """
 
 from xllm.frontend.services.chat import ChatService
@@ -10,6 +10,7 @@ from xllm.frontend.services.completions import CompletionService
 from xllm.frontend.services.dispatcher import OutputDispatcher
 from xllm.frontend.services.engine_client import EngineClient, OutputSink
 from xllm.frontend.services.models import ModelService
+from xllm.frontend.services.render import RenderService
 from xllm.frontend.services.tokenize import TokenizeService
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "ModelService",
     "OutputDispatcher",
     "OutputSink",
+    "RenderService",
     "TokenizeService",
 ]

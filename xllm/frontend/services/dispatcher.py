@@ -7,6 +7,7 @@ answer's own state, so a reader that stalls costs nobody else anything.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from xllm.core.messages.server import OutputBatch
@@ -14,6 +15,7 @@ from xllm.frontend.intake.factory import PreparedRequest
 from xllm.frontend.output.answer import AnswerState
 from xllm.frontend.output.choice import ChoiceDelta
 from xllm.frontend.output.processor import OutputProcessor
+from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.services.engine_client import EngineClient
 
 # News of one choice: the index of its prompt, and what it gained.
@@ -40,6 +42,7 @@ class AnswerStream:
         self._news: dict[int, AnswerState] = {}
         self._awake = False  # there is news that the reader has not fetched
         self._waiter: asyncio.Future[None] | None = None
+        self._deadline = self._start_clock()
 
     @property
     def finished(self) -> bool:
@@ -81,6 +84,7 @@ class AnswerStream:
 
     def close(self) -> None:
         """Stop what still runs. Idempotent."""
+        self._stop_clock()
         self._dispatcher.cancel(self)
 
     def notice(self, answer: AnswerState) -> None:
@@ -88,10 +92,31 @@ class AnswerStream:
         self._news[self._prompt_index[id(answer)]] = answer
         if answer.finished:
             self._num_unfinished -= 1
+            if self.finished:
+                self._stop_clock()
         if not self._whole or self.finished or answer.error is not None:
             self._awake = True
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
+
+    def _start_clock(self) -> asyncio.TimerHandle | None:
+        request = self.answers[0].request
+        deadline_ms = request.targets.deadline_ms
+        if deadline_ms is None:
+            return None
+        left = request.arrival_time + deadline_ms / 1000 - time.monotonic()
+        message = f"the request did not finish within its deadline of {deadline_ms:g} ms"
+        loop = asyncio.get_running_loop()
+        return loop.call_later(
+            max(0.0, left),
+            self._dispatcher.expire,
+            self,
+            RequestError(504, message, code="deadline_exceeded"),
+        )
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
 
     async def _wait(self) -> None:
         # A bare future: one wake-up per step and stream is the server's hottest await.
@@ -142,6 +167,7 @@ class OutputDispatcher:
         except BaseException:
             for request in requests:
                 self._forget(request.handle)
+            stream.close()
             raise
         return stream
 
@@ -167,20 +193,30 @@ class OutputDispatcher:
 
     def cancel(self, stream: AnswerStream) -> None:
         """Abort what a stream still waits for."""
-        handles = [
-            answer.request.handle
-            for answer in stream.answers
-            if answer.request.handle in self._streams
-        ]
-        for handle in handles:
-            self._forget(handle)
-        if handles:
-            self._client.abort(handles, [-1] * len(handles))
+        self._abort(self._unfinished(stream))
+
+    def expire(self, stream: AnswerStream, error: RequestError) -> None:
+        """Abort what a stream still waits for, queued or running; its reader gets the error."""
+        unfinished = self._unfinished(stream)
+        self._abort(unfinished)
+        for answer in unfinished:
+            answer.fail(error)
+            stream.notice(answer)
 
     def check(self) -> None:
         """Assert that every open answer has a reader and no other is kept."""
         self._processor.check()
         assert len(self._streams) == self._processor.num_open
+
+    def _unfinished(self, stream: AnswerStream) -> list[AnswerState]:
+        return [each for each in stream.answers if each.request.handle in self._streams]
+
+    def _abort(self, answers: Sequence[AnswerState]) -> None:
+        handles = [answer.request.handle for answer in answers]
+        for handle in handles:
+            self._forget(handle)
+        if handles:
+            self._client.abort(handles, [-1] * len(handles))
 
     def _forget(self, handle: int) -> None:
         self._processor.discard(handle)
