@@ -55,6 +55,16 @@ def _qwen3(**changes):
     return transformers.Qwen3Config(**_SHAPE | {"head_dim": 16} | changes)
 
 
+def _mixtral(**changes):
+    shape = _SHAPE | {"num_local_experts": 6, "num_experts_per_tok": 2}
+    return transformers.MixtralConfig(**shape | changes)
+
+
+def _qwen3_moe(**changes):
+    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+    return transformers.Qwen3MoeConfig(**_SHAPE | {"head_dim": 16} | experts | changes)
+
+
 def _gemma3(**changes):
     shape = _SHAPE | {"num_hidden_layers": 7, "head_dim": 16, "sliding_window": 4}
     return transformers.Gemma3TextConfig(**shape | {"query_pre_attn_scalar": 24} | changes)
@@ -80,6 +90,11 @@ CASES = {
     "qwen2-tied": _qwen2(tie_word_embeddings=True),
     "qwen3": _qwen3(),
     "qwen3-biases-tied": _qwen3(attention_bias=True, tie_word_embeddings=True),
+    "mixtral": _mixtral(),
+    "mixtral-window-4": _mixtral(sliding_window=4),
+    "qwen3-moe": _qwen3_moe(norm_topk_prob=True),
+    "qwen3-moe-weights-as-they-are": _qwen3_moe(norm_topk_prob=False),
+    "qwen3-moe-some-layers": _qwen3_moe(decoder_sparse_step=2, mlp_only_layers=[0]),
     "gemma3": _gemma3(),
     "gemma3-logits-softcap": _gemma3(final_logit_softcapping=3.0),
     "gemma3-scaled-full-layers": _gemma3(

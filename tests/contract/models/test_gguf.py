@@ -36,6 +36,8 @@ ARCHITECTURES = {
     "mistral, window": ("llama", CASES["mistral-window-4"]),
     "qwen2": ("qwen2", CASES["qwen2"]),
     "qwen3": ("qwen3", CASES["qwen3"]),
+    "mixtral": ("llama", CASES["mixtral"]),
+    "qwen3-moe": ("qwen3moe", CASES["qwen3-moe"]),
     "gemma3": ("gemma3", GEMMA3),
 }
 
@@ -55,6 +57,11 @@ def write_gguf(path, arch: str, reference, quantize=None) -> None:
         config.hidden_size // config.num_attention_heads
     )
     writer.add_key_length(head_dim)
+    if experts := getattr(config, "num_local_experts", 0):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        if inner := getattr(config, "moe_intermediate_size", 0):
+            writer.add_expert_feed_forward_length(inner)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     if getattr(config, "sliding_window", None):
@@ -64,7 +71,7 @@ def write_gguf(path, arch: str, reference, quantize=None) -> None:
     writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(config.vocab_size)])
     writer.add_eos_token_id(2)
     names = gguf.get_tensor_name_map(ARCH_NUMBERS[arch], 99)
-    for name, tensor in reference.state_dict().items():
+    for name, tensor in _converted(reference.state_dict()):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         stem, _, suffix = name.rpartition(".")
@@ -79,6 +86,19 @@ def write_gguf(path, arch: str, reference, quantize=None) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _converted(state_dict):
+    """Names as llama.cpp's table of tensors knows them; experts stay stacked, gate and up apart."""
+    for name, tensor in state_dict.items():
+        stem = name.removesuffix("_proj")
+        if name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+                yield stem.replace("gate_up", f"{part}_proj") + ".weight", half.contiguous()
+        elif name.endswith("experts.down_proj"):
+            yield f"{name}.weight", tensor
+        else:
+            yield name, tensor
 
 
 def stored_form(arch, name, tensor, config):

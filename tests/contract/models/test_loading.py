@@ -141,7 +141,7 @@ class TestErrors:
             load_tiny(tmp_path)
 
     def test_unknown_model_type_lists_the_known(self):
-        known = "gemma3_text, llama, mistral, qwen2, qwen3"
+        known = "gemma3_text, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe"
         with pytest.raises(ValueError, match=rf"unknown model_type 'mystery'; known: {known}"):
             resolve_family({"model_type": "mystery"})
 
@@ -218,6 +218,13 @@ class TestInt8:
         assert quantized[1].tolist() == [127, -127]
         restored = quantized.float() * scale[:, None]
         assert ((restored - weight).abs() <= scale[:, None] / 2 + 1e-30).all()
+
+    def test_models_with_experts_are_refused(self, tmp_path):
+        from tests.contract.models.test_families import CASES
+
+        tiny_checkpoint(CASES["mixtral"], tmp_path)
+        with pytest.raises(ValueError, match="int8 does not support models with experts"):
+            load_tiny(tmp_path, quantization="int8")
 
     def test_unknown_method_lists_the_known(self, reference, tmp_path):
         with pytest.raises(ValueError, match="unknown quantization 'int3'; known: int8"):

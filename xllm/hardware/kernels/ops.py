@@ -5,10 +5,10 @@ module by a platform's own, so that afterwards ``ops.rms_norm(...)`` is one plai
 call ops through the module (``ops.rms_norm``), never through an imported name.
 
 Shapes: T tokens of the batch, S rows, H hidden size, I intermediate size, Hq/Hk query/KV heads,
-D head dimension, K/N input/output features, B blocks per row. Activations, norm weights and caches
-of a call share one dtype: float32, bfloat16 or float16. Sums run in float32. Inputs are contiguous
-except where said. T = 0 is allowed. A shape or dtype that breaks a rule is an AssertionError of
-the caller; only user-visible choices raise ValueError.
+D head dimension, K/N input/output features, B blocks per row, E experts. Activations, norm weights
+and caches of a call share one dtype: float32, bfloat16 or float16. Sums run in float32. Inputs are
+contiguous except where said. T = 0 is allowed. A shape or dtype that breaks a rule is an
+AssertionError of the caller; only user-visible choices raise ValueError.
 """
 
 from __future__ import annotations
@@ -175,6 +175,52 @@ def pack_linear(weight: Tensor, scale: Tensor | None = None) -> Any:
 def linear(x: Tensor, packed: Any, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias``: x (T, K), bias (N,) -> (T, N) in the dtype of ``x``."""
     return reference.linear(x, packed, bias)
+
+
+def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
+    """Choose experts: softmax over ``x @ weight.T`` in float32, then the ``top_k`` largest.
+
+    Args:
+        x: (T, H).
+        weight: (E, H) of the router, in the dtype of ``x``.
+        top_k: experts per token, at most E.
+        normalize: divide the chosen probabilities by their sum.
+
+    Returns:
+        weights (T, top_k) float32, largest first, and experts (T, top_k) int32.
+    """
+    return reference.route(x, weight, top_k, normalize)
+
+
+def pack_experts(gate_up: Tensor, down: Tensor) -> Any:
+    """Lay the stacked weights of E gated MLPs out as the platform multiplies them fastest.
+
+    Args:
+        gate_up: (E, 2I, H), gate rows first. May be kept, like ``down``: the caller must not write
+            to it afterwards.
+        down: (E, H, I).
+
+    Returns:
+        A value for ``apply_experts`` alone.
+    """
+    return reference.pack_experts(gate_up, down)
+
+
+def apply_experts(
+    x: Tensor, packed: Any, weights: Tensor, experts: Tensor, activation: str
+) -> Tensor:
+    """The weighted sum of each token's experts, ``down(activation(gate(x)) * up(x))``.
+
+    Args:
+        x: (T, H).
+        weights: (T, top_k) float32.
+        experts: (T, top_k) int32 below E, distinct within a token.
+        activation: one of ``ACTIVATIONS``.
+
+    Returns:
+        (T, H). A row's result does not depend on the other rows, up to the order of sums.
+    """
+    return reference.apply_experts(x, packed, weights, experts, activation)
 
 
 def expand_decode(

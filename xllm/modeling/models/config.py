@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from xllm.modeling.layers.moe.config import ExpertsConfig
 from xllm.modeling.layers.rope_config import RopeConfig, longest_position, parse_rope
 
 _ACTIVATIONS = {
@@ -43,6 +44,8 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     attention_softcap: float = 0.0
     logits_softcap: float = 0.0
+    experts: ExpertsConfig | None = None  # of every layer that is not dense
+    dense_layers: frozenset[int] = frozenset()
 
 
 def decoder_config(

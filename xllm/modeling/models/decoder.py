@@ -15,6 +15,7 @@ from xllm.modeling.layers.attention import Attention
 from xllm.modeling.layers.embedding import Embedding, Head
 from xllm.modeling.layers.linear import Linear, QKVLinear
 from xllm.modeling.layers.mlp import GatedMLP
+from xllm.modeling.layers.moe import SparseMLP
 from xllm.modeling.layers.norm import RMSNorm
 from xllm.modeling.layers.rope_config import RopeConfig
 from xllm.modeling.layers.rotary import RotaryTable
@@ -81,7 +82,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = norm(config, dtype)
         self.self_attn = SelfAttention(config, layer_id, rotary, method, dtype)
         self.post_attention_layernorm = norm(config, dtype)
-        self.mlp = mlp(config, method, dtype)
+        self.mlp = mlp(config, layer_id, method, dtype)
 
     def forward(
         self, x: Tensor, residual: Tensor | None, positions: Tensor, context: ForwardContext
@@ -126,8 +127,9 @@ class Decoder(nn.Module):
 class CausalLM(nn.Module):
     """A decoder and its head. Families set ``layer_class`` and the checkpoint names as data.
 
-    ``renames`` maps prefixes of checkpoint names to ours; ``ignored`` are prefixes of tensors that
-    the model does not use on purpose.
+    ``renames`` maps parts of checkpoint names to ours: those that begin with a dot anywhere in a
+    name, others at its start. ``ignored`` are prefixes of tensors that the model does not use on
+    purpose.
     """
 
     layer_class: type[DecoderLayer] = DecoderLayer
@@ -175,8 +177,17 @@ def norm(config: DecoderConfig, dtype: torch.dtype, size: int | None = None) -> 
     return RMSNorm(size, config.rms_norm_eps, offset=config.norm_offset, dtype=dtype)
 
 
-def mlp(config: DecoderConfig, method: QuantMethod, dtype: torch.dtype) -> GatedMLP:
-    """The family's gated MLP."""
+def mlp(
+    config: DecoderConfig, layer_id: int, method: QuantMethod, dtype: torch.dtype
+) -> GatedMLP | SparseMLP:
+    """The layer's gated MLP, or its experts.
+
+    Raises:
+        ValueError: the experts would have to be quantized, and the method cannot.
+    """
+    if config.experts is not None and layer_id not in config.dense_layers:
+        method.check_experts()
+        return SparseMLP(config.hidden_size, config.experts, config.activation, dtype=dtype)
     return GatedMLP(
         config.hidden_size,
         config.intermediate_size,

@@ -32,3 +32,11 @@ class QuantMethod(Protocol):
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
         """``x (T, K) -> (T, N)`` including the bias."""
         ...
+
+    def check_experts(self) -> None:
+        """Whether models with experts can be loaded, whose stacked weights stay in their dtype.
+
+        Raises:
+            ValueError: they cannot: most of such a model would be left unquantized.
+        """
+        ...

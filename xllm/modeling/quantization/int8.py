@@ -34,6 +34,9 @@ class Method:
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
         return ops.linear(x, layer.packed, layer.bias)
 
+    def check_experts(self) -> None:
+        raise ValueError("--quantization int8 does not support models with experts")
+
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """``weight`` (N, K) of any float dtype -> int8 (N, K) and float32 scales (N,).

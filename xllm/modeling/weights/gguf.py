@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import mmap
 import re
@@ -33,6 +34,13 @@ _NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+}
+# One tensor (E, N, K) for all experts of a block.
+_STACKED_NAMES = {
+    "ffn_gate_exps": "gate_proj",
+    "ffn_up_exps": "up_proj",
+    "ffn_down_exps": "down_proj",
 }
 # Gemma 3 has four norms per block, and llama.cpp stores 1 + w for each norm weight w.
 _GEMMA3_NAMES = _NAMES | {
@@ -58,9 +66,10 @@ class GgufCheckpoint:
         architecture = str(header.metadata["general.architecture"])
         names = _GEMMA3_NAMES if architecture == "gemma3" else _NAMES
         self._entries = {
-            hf_name(tensor.name, names): tensor
-            for tensor in header.tensors.values()
-            if tensor.name not in _METADATA_TENSORS
+            name: tensor
+            for stored in header.tensors.values()
+            if stored.name not in _METADATA_TENSORS
+            for name, tensor in _unstacked(stored, names)
         }
         self._formats = {name: self._format(tensor) for name, tensor in self._entries.items()}
         self._heads: dict[str, int] = {}
@@ -126,6 +135,22 @@ def hf_name(name: str, names: dict[str, str]) -> str:
         index, stem = match.groups()
         return f"model.layers.{index}.{names[stem]}.{suffix}" if stem in names else name
     return f"{names[stem]}.{suffix}" if stem in names else name
+
+
+def _unstacked(tensor: GgufTensor, names: dict[str, str]) -> Iterator[tuple[str, GgufTensor]]:
+    """The tensor under its Hugging Face name, or every expert's matrix of a stacked one."""
+    match = _BLOCK.fullmatch(tensor.name.rpartition(".")[0])
+    if match is None or match[2] not in _STACKED_NAMES or len(tensor.shape) != 3:
+        yield hf_name(tensor.name, names), tensor
+        return
+    index, stem = match.groups()
+    count, *shape = tensor.shape
+    fmt = block_format(tensor.type_id)
+    num_bytes = math.prod(shape) // fmt.num_values * fmt.num_bytes
+    for expert in range(count):
+        name = f"model.layers.{index}.mlp.experts.{expert}.{_STACKED_NAMES[stem]}.weight"
+        offset = tensor.offset + expert * num_bytes
+        yield name, dataclasses.replace(tensor, shape=tuple(shape), offset=offset)
 
 
 def _deinterleave(rows: Tensor, num_heads: int) -> Tensor:

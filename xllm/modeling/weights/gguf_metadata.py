@@ -13,6 +13,7 @@ MODEL_TYPES = {
     "llama": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
     "gemma3": "gemma3_text",
 }
 # Tokens that end an answer although the file names only one EOS id, as llama.cpp treats them.
@@ -60,6 +61,13 @@ def config_from_header(header: GgufHeader, path: str | os.PathLike[str]) -> dict
     window = fields.get("attention.sliding_window", 0)
     if architecture == "gemma3":
         config |= _gemma3(fields, config, window)
+    elif architecture == "qwen3moe":
+        config |= _experts(fields) | {
+            "moe_intermediate_size": fields.need("expert_feed_forward_length"),
+            "norm_topk_prob": True,  # not stored: the published models' own
+        }
+    elif architecture == "llama" and fields.get("expert_count", 0):
+        config |= _experts(fields) | {"model_type": "mixtral", "sliding_window": window}
     elif architecture == "llama" and window:
         config |= {"model_type": "mistral", "sliding_window": window}
     return config
@@ -135,6 +143,13 @@ def _read_floats(
         raise ValueError(f"tensor {tensor.name} must be a float32 vector inside the file")
     values = np.fromfile(path, dtype="<f4", count=count, offset=tensor.offset)
     return [float(value) for value in values]
+
+
+def _experts(fields: _Fields) -> dict[str, Any]:
+    return {
+        "num_local_experts": fields.need("expert_count"),
+        "num_experts_per_tok": fields.need("expert_used_count"),
+    }
 
 
 def _gemma3(fields: _Fields, config: dict[str, Any], window: int) -> dict[str, Any]:

@@ -132,9 +132,11 @@ def _match(
 
 
 def _renamed(name: str, renames: dict[str, str]) -> str:
-    for prefix, replacement in renames.items():
-        if name.startswith(prefix):
-            return replacement + name[len(prefix) :]
+    for part, replacement in renames.items():
+        if part.startswith("."):
+            name = name.replace(part, replacement)
+        elif name.startswith(part):
+            name = replacement + name[len(part) :]
     return name
 
 

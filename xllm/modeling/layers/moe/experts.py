@@ -1,0 +1,78 @@
+"""The two parts of a sparse block that hold weights. Shapes: T tokens, E experts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xllm.hardware.kernels import ops
+from xllm.modeling.layers.moe.config import ExpertsConfig
+from xllm.modeling.layers.target import Target
+
+
+class Router(nn.Module):
+    """Scores every expert for every token and chooses. Never quantized: it is small and decides."""
+
+    def __init__(self, hidden_size: int, config: ExpertsConfig, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.top_k = config.num_experts_per_token
+        self.normalize = config.normalize
+        self.weight = nn.Parameter(torch.empty(config.num_experts, hidden_size, dtype=dtype), False)
+
+    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
+        yield f"{prefix}.weight", Target(tuple(self.weight.shape), self._load)
+
+    def after_load(self) -> None:
+        pass
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x (T, H) -> weights and experts, both (T, top_k)."""
+        return ops.route(x, self.weight, self.top_k, self.normalize)
+
+    def _load(self, weight: Tensor) -> None:
+        self.weight.copy_(weight)
+
+
+class Experts(nn.Module):
+    """E gated MLPs as two stacked matrices; checkpoints name each expert's matrices apart."""
+
+    gate_up: Tensor  # (E, 2I, H) and (E, H, I) while loading, then packed
+    down: Tensor
+    packed: Any
+
+    def __init__(
+        self, hidden_size: int, config: ExpertsConfig, activation: str, *, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        count, inner = config.num_experts, config.intermediate_size
+        self.activation = activation
+        self.gate_up = torch.empty(count, 2 * inner, hidden_size, dtype=dtype)
+        self.down = torch.empty(count, hidden_size, inner, dtype=dtype)
+
+    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
+        count, _, inner = self.down.shape
+        for expert in range(count):
+            slots = (
+                ("gate_proj", self.gate_up[expert, :inner]),
+                ("up_proj", self.gate_up[expert, inner:]),
+                ("down_proj", self.down[expert]),
+            )
+            for name, slot in slots:
+                load = functools.partial(_copy, slot)
+                yield f"{prefix}.{expert}.{name}.weight", Target(tuple(slot.shape), load)
+
+    def after_load(self) -> None:
+        self.packed = ops.pack_experts(self.gate_up, self.down)
+        del self.gate_up, self.down
+
+    def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        """x (T, H), weights and experts (T, top_k) -> (T, H)."""
+        return ops.apply_experts(x, self.packed, weights, experts, self.activation)
+
+
+def _copy(slot: Tensor, weight: Tensor) -> None:
+    slot.copy_(weight)
