@@ -33,7 +33,7 @@ def test_a_broken_body_is_400(body: bytes) -> None:
         ("POST", "/v1//completions", 404),
         ("GET", COMPLETIONS, 405),
         ("POST", "/health", 405),
-        ("GET", "/openapi.json", 404),
+        ("GET", "/docs", 404),
         ("GET", "/docs", 404),
     ],
 )

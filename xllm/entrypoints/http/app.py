@@ -36,11 +36,13 @@ def create_app(stack: ServingStack, config: ServerConfig, activity: Activity) ->
     app.state.config = config
     app.state.activity = activity
     app.state.api_keys = ApiKeys(config.api_key)
+    app.state.routes = routes = []
     guard = [Depends(require_key)]
     for name in ROUTES.names():
         module = ROUTES.load(name)
         if config.enable_admin or not getattr(module, "ADMIN", False):
             app.include_router(module.router, dependencies=guard)
+            routes += module.router.routes
     install_handlers(app)
     # The last one added is the outermost.
     app.add_middleware(ErrorBoundary)
