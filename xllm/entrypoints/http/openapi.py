@@ -37,7 +37,7 @@ def openapi_document(routes: Sequence[object]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in served:
         path = re.sub(r"{(\w+):\w+}", r"{\1}", route.path)
-        for method in sorted(route.methods - {"HEAD"}):
+        for method in sorted((route.methods or set()) - {"HEAD"}):
             operation = _operation(route, path, method, error_schema)
             if route.openapi_extra:
                 schema = schema_of[route.openapi_extra[_BODY]]
