@@ -11,6 +11,7 @@ import torch
 from xllm.core.config import XllmConfig
 from xllm.core.config.files import ModelFiles
 from xllm.core.messages.worker import NewRows, StepPlan
+from xllm.core.observability.logging import get_logger
 from xllm.execution.executor import Executor
 from xllm.execution.executor.runners.full_graph import DeviceTables, FullGraphRunner
 from xllm.execution.executor.runners.mixed_graph import BatchLimits, MixedGraphRunner
@@ -28,6 +29,8 @@ from xllm.kv_cache.storage import CacheStorage
 from xllm.modeling.attention import AttentionBackend, GraphSupport, cache_groups, load_backend
 from xllm.modeling.models.decoder import CausalLM
 from xllm.modeling.weights.loader import load_model
+
+logger = get_logger(__name__)
 
 Progress = Callable[[str, float], None]  # phase, fraction 0..1
 
@@ -231,6 +234,9 @@ class Worker:
             except ValueError as error:
                 # The exception boundary of a row: the others of the step go on.
                 self._refused[row] = str(error)
+            except Exception:
+                logger.exception("row %d: its sampling could not be prepared", row)
+                self._refused[row] = "internal error while its sampling was prepared"
 
 
 def _write_back(rows: Rows, inputs: StepInputs, token_ids: torch.Tensor) -> None:
