@@ -1,4 +1,4 @@
-"""Faults inside the server and the engine: what the client sees, and that everybody else goes on."""
+"""Faults injected into a running server: what the client sees, and that all others go on."""
 
 import concurrent.futures
 import json

@@ -1,4 +1,4 @@
-"""Faults for the processes of a server under test; Python imports this when the folder is on its path.
+"""Faults for the processes of a server; Python imports this file by itself from its path.
 
 A request asks for a fault by its seed; everything else runs as it is. Modules are patched right
 after their own import, so nothing is loaded that the process would not load.
