@@ -35,7 +35,12 @@ from xllm.core.request.finish import FinishReason
 from xllm.entrypoints.http.activity import Activity
 from xllm.entrypoints.http.app import create_app
 from xllm.entrypoints.http.lifecycle import WebServer
-from xllm.frontend.services import ChatService, CompletionService, OutputDispatcher
+from xllm.frontend.services import (
+    ChatService,
+    CompletionService,
+    Conversations,
+    OutputDispatcher,
+)
 
 READY = EngineReady("null", 1 << 16, 256, 1 << 20, 16.0)
 
@@ -103,7 +108,7 @@ def text_services(folder: Path) -> Services:
     factory = text.request_factory(config, READY)
     dispatcher = OutputDispatcher(NullEngine(), text.output_processor())
     return SimpleNamespace(  # type: ignore[return-value]
-        chat=ChatService(factory, dispatcher, "null"),
+        chat=ChatService(Conversations(factory, dispatcher, "null")),
         completions=CompletionService(factory, dispatcher, "null"),
     )
 

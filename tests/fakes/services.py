@@ -21,6 +21,7 @@ from xllm.frontend.protocol import (
 from xllm.frontend.services import (
     ChatService,
     CompletionService,
+    Conversations,
     OutputDispatcher,
     RenderService,
     TokenizeService,
@@ -49,7 +50,7 @@ class Stack:
             eos_token_ids=[EOS],
         )
         self.dispatcher = OutputDispatcher(self.client, OutputProcessor(self.tokenizer, [EOS]))
-        self.chat = ChatService(self.factory, self.dispatcher, "tiny")
+        self.chat = ChatService(Conversations(self.factory, self.dispatcher, "tiny"))
         self.completions = CompletionService(self.factory, self.dispatcher, "tiny")
         self.render = RenderService(self.factory, "tiny")
         self.tokenize = TokenizeService(self.factory, "tiny")

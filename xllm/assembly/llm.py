@@ -16,6 +16,7 @@ from xllm.frontend.intake import RequestFactory
 from xllm.frontend.services import (
     ChatService,
     CompletionService,
+    Conversations,
     ModelService,
     OutputDispatcher,
     RenderService,
@@ -145,7 +146,7 @@ class ServingStack:
         factory = text.request_factory(self._config, ready)
         dispatcher = OutputDispatcher(client, text.output_processor())
         return Services(
-            chat=ChatService(factory, dispatcher, name),
+            chat=ChatService(Conversations(factory, dispatcher, name)),
             completions=CompletionService(factory, dispatcher, name),
             models=ModelService(name, ready.max_model_len, self._config.model.model),
             tokenize=TokenizeService(factory, name),

@@ -11,7 +11,7 @@ import itertools
 import random
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from xllm.frontend.intake.limits import Limits
 from xllm.frontend.intake.messages import num_chars, template_messages
 from xllm.frontend.intake.params import chat_params, completion_params, targets_of
 from xllm.frontend.intake.tools import check_format, visible_tools
+from xllm.frontend.parsers import MessageParser
 from xllm.frontend.protocol.chat import ChatCompletionRequest
 from xllm.frontend.protocol.completions import CompletionRequest
 from xllm.frontend.protocol.errors import RequestError
@@ -37,10 +38,15 @@ _MAX_REQUEST_ID = 128
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request for the engine, and the prompt's text if it came as text."""
+    """A request for the engine, and what reading its answer takes.
+
+    ``prompt_text`` is the prompt if it came as text. ``new_parser`` makes the reader of one
+    choice's text; None where all of it is content.
+    """
 
     request: Request
     prompt_text: str | None = None
+    new_parser: Callable[[], MessageParser] | None = None
 
 
 class RequestFactory:

@@ -10,6 +10,7 @@ from xllm.core.request.finish import FinishReason
 from xllm.core.request.sampling import SamplingParams
 from xllm.frontend.output.logprobs import TokenEntry
 from xllm.frontend.output.stop import StopMatcher
+from xllm.frontend.parsers.delta import ToolCallDelta
 from xllm.frontend.text.detokenizer import Detokenizer
 from xllm.frontend.text.tokenizer import Tokenizer
 
@@ -21,6 +22,9 @@ class ChoiceDelta:
     ``entries`` are the tokens behind exactly this text (those of an unfinished character come with
     the character; a token that ended the answer without being text is left out). They are kept
     only for requests that ask for logprobs or token ids.
+
+    Where a message parser reads the answer (``services.conversation``), ``text`` is its content
+    and the rest of what was written is in ``reasoning`` and ``tool_calls``.
     """
 
     index: int
@@ -30,6 +34,8 @@ class ChoiceDelta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None  # the stop string, or the user's stop token id
     silent_token_id: int | None = None  # ended the answer without being text
+    reasoning: str = ""
+    tool_calls: Sequence[ToolCallDelta] = ()
 
     @property
     def token_ids(self) -> list[int]:

@@ -88,12 +88,30 @@ class ChatLogprobs(msgspec.Struct, gc=False):
     content: list[TokenLogprob]
 
 
+class CalledFunction(msgspec.Struct):
+    """A call that the model made; ``arguments`` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class MadeToolCall(msgspec.Struct):
+    """One entry of an answer's ``tool_calls``."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class AssistantMessage(msgspec.Struct):
-    """The answer of one choice."""
+    """The answer of one choice. The reasoning goes by both names that clients read."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[MadeToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -121,11 +139,30 @@ class ChatCompletion(msgspec.Struct):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+class FunctionPiece(msgspec.Struct, omit_defaults=True, gc=False):
+    """What a chunk adds to a call: its name at first, then text of its arguments."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallPiece(msgspec.Struct, omit_defaults=True, gc=False):
+    """What a chunk adds to one of ``tool_calls``; id and type come first and once."""
+
+    index: int
+    function: FunctionPiece
+    id: str | None = None
+    type: str | None = None
+
+
 class ChatDelta(msgspec.Struct, omit_defaults=True, gc=False):
     """What a chunk adds to a choice."""
 
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallPiece] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, gc=False):

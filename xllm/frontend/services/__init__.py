@@ -1,12 +1,13 @@
 """One service per API family: ``async handle(request) -> answer or stream of chunk lists``.
 
 Owns the asyncio side of the frontend. Knows no HTTP and no engine beyond ``EngineClient``.
-Public: the services, ``OutputDispatcher``, ``ChunkStream``, ``EngineClient``.
+Public: the services, ``Conversations``, ``OutputDispatcher``, ``ChunkStream``, ``EngineClient``.
 """
 
 from xllm.frontend.services.chat import ChatService
 from xllm.frontend.services.chunks import ChunkStream
 from xllm.frontend.services.completions import CompletionService
+from xllm.frontend.services.conversation import Conversation, Conversations
 from xllm.frontend.services.dispatcher import OutputDispatcher
 from xllm.frontend.services.engine_client import EngineClient, OutputSink
 from xllm.frontend.services.models import ModelService
@@ -17,6 +18,8 @@ __all__ = [
     "ChatService",
     "ChunkStream",
     "CompletionService",
+    "Conversation",
+    "Conversations",
     "EngineClient",
     "ModelService",
     "OutputDispatcher",

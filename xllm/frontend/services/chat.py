@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
+from msgspec import UnsetType
 
-from msgspec import UNSET, UnsetType
-
-from xllm.frontend.intake.cost import intake_chars
-from xllm.frontend.intake.factory import PreparedRequest, RequestFactory
 from xllm.frontend.output.choice import ChoiceDelta
 from xllm.frontend.protocol.chat import (
     AssistantMessage,
+    CalledFunction,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -18,18 +15,15 @@ from xllm.frontend.protocol.chat import (
     ChatCompletionRequest,
     ChatDelta,
     ChatLogprobs,
+    FunctionPiece,
+    MadeToolCall,
+    ToolCallPiece,
 )
 from xllm.frontend.protocol.usage import Usage
-from xllm.frontend.services.chunks import SETTLE_SECONDS, ChunkStream
-from xllm.frontend.services.dispatcher import AnswerStream, OutputDispatcher, PromptDelta
+from xllm.frontend.services.chunks import ChunkStream, open_stream, read_whole
+from xllm.frontend.services.conversation import Conversation, Conversations
 from xllm.frontend.services.logprobs import chat_logprobs
-from xllm.frontend.services.shared import (
-    check_model,
-    check_stream_fields,
-    off_loop,
-    prompt_logprobs_of,
-    usage_of,
-)
+from xllm.frontend.services.shared import ChunkUsage, shown_prompt_logprobs
 from xllm.frontend.text.tokenizer import Tokenizer
 
 
@@ -37,15 +31,11 @@ class ChatService:
     """Answers conversations.
 
     Args:
-        factory: makes engine requests.
-        dispatcher: sends them and brings the answers.
-        model: the served model's name in the API.
+        conversations: finds the answers; this service gives them the API's shape.
     """
 
-    def __init__(self, factory: RequestFactory, dispatcher: OutputDispatcher, model: str) -> None:
-        self._factory = factory
-        self._dispatcher = dispatcher
-        self._model = model
+    def __init__(self, conversations: Conversations) -> None:
+        self._conversations = conversations
 
     async def handle(
         self, body: ChatCompletionRequest
@@ -57,21 +47,12 @@ class ChatService:
         Raises:
             RequestError: the request is refused or failed.
         """
-        check_model(body.model, self._model)
-        check_stream_fields(body)
-        prepared = await off_loop(intake_chars(body), lambda: self._factory.from_chat(body))
-        stream = self._dispatcher.submit(
-            [prepared], whole=not body.stream, keep_entries=bool(body.return_token_ids)
-        )
-        answer = _Answer(body, prepared, stream, self._model, self._factory.tokenizer)
-        try:
-            if not body.stream:
-                return answer.whole(await stream.read())
-            await stream.settle(SETTLE_SECONDS)
-        except BaseException:
-            stream.close()
-            raise
-        return ChunkStream(stream, answer)
+        source = self._conversations
+        conversation = await source.open(body)
+        answer = _Answer(body, conversation, source.model, source.tokenizer)
+        if body.stream:
+            return await open_stream(conversation, answer)
+        return await read_whole(conversation, answer)
 
 
 class _Answer:
@@ -80,73 +61,87 @@ class _Answer:
     def __init__(
         self,
         body: ChatCompletionRequest,
-        prepared: PreparedRequest,
-        stream: AnswerStream,
+        conversation: Conversation,
         model: str,
         tokenizer: Tokenizer,
     ) -> None:
-        options = body.stream_options
-        self._id = f"chatcmpl-{prepared.request.request_id}"
-        self._created = int(time.time())
+        self._id = f"chatcmpl-{conversation.request_id}"
+        self._created = conversation.created
         self._model = model
         self._tokenizer = tokenizer
-        self._answers = stream.answers
-        self._prompt_token_ids = prepared.request.prompt_token_ids
+        self._conversation = conversation
         self._logprobs = bool(body.logprobs)
         self._prompt_logprobs = body.prompt_logprobs is not None
         self._token_ids = bool(body.return_token_ids)
-        self._usage = bool(options and options.include_usage)
-        self._running_usage = bool(self._usage and options and options.continuous_usage_stats)
+        self._usage = ChunkUsage(body.stream_options, lambda: conversation.usage)
         self._begun: set[int] = set()
 
-    def whole(self, news: list[PromptDelta]) -> ChatCompletion:
+    def whole(self, news: list[ChoiceDelta]) -> ChatCompletion:
         """The answer in one piece, from its only news."""
         completion = ChatCompletion(
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=[self._choice(delta) for _, delta in news],
-            usage=usage_of(self._answers),
+            choices=[self._choice(delta) for delta in news],
+            usage=self._conversation.usage,
         )
         if self._prompt_logprobs:
-            completion.prompt_logprobs = prompt_logprobs_of(self._answers[0], self._tokenizer)
+            entries = self._conversation.prompt_logprobs
+            completion.prompt_logprobs = shown_prompt_logprobs(entries, self._tokenizer)
         if self._token_ids:
-            completion.prompt_token_ids = self._prompt_token_ids.tolist()
+            completion.prompt_token_ids = self._conversation.prompt_token_ids
         return completion
 
-    def chunks(self, news: list[PromptDelta]) -> list[ChatCompletionChunk]:
+    def chunks(self, news: list[ChoiceDelta]) -> list[ChatCompletionChunk]:
         """Chunks for news that arrived together."""
         chunks = []
-        for _, delta in news:
+        for delta in news:
             if delta.index not in self._begun:
                 self._begun.add(delta.index)
                 chunks.append(self._opening(delta.index))
-            if delta.text or delta.entries or delta.finish_reason:
-                chunks.append(self._chunk([self._chunk_choice(delta)]))
+            if (
+                delta.text
+                or delta.entries
+                or delta.finish_reason
+                or delta.reasoning
+                or delta.tool_calls
+            ):
+                chunks.append(self._chunk([self._chunk_choice(delta)], self._usage.of_chunk()))
         return chunks
 
     def closing(self) -> list[ChatCompletionChunk]:
         """The usage chunk, if asked for."""
-        return [self._chunk([], usage_of(self._answers))] if self._usage else []
+        return [self._chunk([], self._conversation.usage)] if self._usage.asked else []
 
     def _opening(self, index: int) -> ChatCompletionChunk:
         delta = ChatDelta(role="assistant", content="")
-        chunk = self._chunk([ChatChunkChoice(index, delta)])
+        chunk = self._chunk([ChatChunkChoice(index, delta)], self._usage.of_chunk())
         if self._token_ids:
-            chunk.prompt_token_ids = self._prompt_token_ids.tolist()
+            chunk.prompt_token_ids = self._conversation.prompt_token_ids
         return chunk
 
     def _chunk(
-        self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None = UNSET
+        self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None
     ) -> ChatCompletionChunk:
-        if usage is UNSET and self._usage:
-            usage = usage_of(self._answers) if self._running_usage else None
         return ChatCompletionChunk(self._id, self._created, self._model, choices, usage)
 
     def _chunk_choice(self, delta: ChoiceDelta) -> ChatChunkChoice:
+        added = ChatDelta(content=delta.text or None)
+        if delta.reasoning:
+            added.reasoning_content = added.reasoning = delta.reasoning
+        if delta.tool_calls:
+            added.tool_calls = [
+                ToolCallPiece(
+                    call.index,
+                    FunctionPiece(call.name, call.arguments),
+                    call.id,
+                    None if call.id is None else "function",
+                )
+                for call in delta.tool_calls
+            ]
         choice = ChatChunkChoice(
             delta.index,
-            ChatDelta(content=delta.text or None),
+            added,
             self._logprobs_of(delta) if delta.entries else None,
             delta.finish_reason,
         )
@@ -159,7 +154,7 @@ class _Answer:
     def _choice(self, delta: ChoiceDelta) -> ChatChoice:
         choice = ChatChoice(
             delta.index,
-            AssistantMessage(delta.text),
+            _message(delta),
             self._logprobs_of(delta),
             delta.finish_reason,
             delta.stop_reason,
@@ -170,3 +165,18 @@ class _Answer:
 
     def _logprobs_of(self, delta: ChoiceDelta) -> ChatLogprobs | None:
         return chat_logprobs(delta.entries, self._tokenizer) if self._logprobs else None
+
+
+def _message(delta: ChoiceDelta) -> AssistantMessage:
+    """The message of a whole answer. Content is null where there is something else instead."""
+    message = AssistantMessage(delta.text)
+    if delta.reasoning:
+        message.reasoning_content = message.reasoning = delta.reasoning
+    if delta.tool_calls:
+        message.tool_calls = [
+            MadeToolCall(call.id or "", CalledFunction(call.name or "", call.arguments))
+            for call in delta.tool_calls
+        ]
+    if not delta.text and (delta.reasoning or delta.tool_calls):
+        message.content = None
+    return message

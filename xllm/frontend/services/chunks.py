@@ -1,25 +1,45 @@
-"""What chat and completion streams share: reading answers, shaping chunks, ending well."""
+"""What streaming answers share: reading news, shaping chunks, ending well."""
 
 from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
-from xllm.frontend.services.dispatcher import AnswerStream, PromptDelta
-
 # How long a streaming answer may wait for the engine's first word before its headers go out.
 SETTLE_SECONDS = 1.0
 
+NewsT = TypeVar("NewsT")
 ChunkT = TypeVar("ChunkT")
+WholeT = TypeVar("WholeT", covariant=True)
 
 
-class ChunkMaker(Protocol[ChunkT]):
+class NewsReader(Protocol[NewsT]):
+    """Where an answer's news come from: ``AnswerStream`` or ``Conversation``."""
+
+    async def read(self) -> list[NewsT]:
+        """News since the last call, waiting for some; empty once everything was read."""
+
+    async def settle(self, timeout_seconds: float) -> None:
+        """Wait for the engine's first word, at most this long."""
+
+    def close(self) -> None:
+        """Stop what still runs. Idempotent."""
+
+
+class ChunkMaker(Protocol[NewsT, ChunkT]):
     """Shapes an API's chunks."""
 
-    def chunks(self, news: list[PromptDelta]) -> list[ChunkT]:
+    def chunks(self, news: list[NewsT]) -> list[ChunkT]:
         """Chunks for news that arrived together; may be empty."""
 
     def closing(self) -> list[ChunkT]:
         """Chunks after the last news."""
+
+
+class WholeMaker(Protocol[NewsT, WholeT]):
+    """Shapes an API's answer in one piece."""
+
+    def whole(self, news: list[NewsT]) -> WholeT:
+        """The answer, from its only news."""
 
 
 class ChunkStream(Generic[ChunkT]):
@@ -29,8 +49,8 @@ class ChunkStream(Generic[ChunkT]):
     still runs; unlike a generator's it does so even before the first chunk was asked for.
     """
 
-    def __init__(self, stream: AnswerStream, maker: ChunkMaker[ChunkT]) -> None:
-        self._stream = stream
+    def __init__(self, reader: NewsReader[NewsT], maker: ChunkMaker[NewsT, ChunkT]) -> None:
+        self._reader = reader
         self._maker = maker
         self._ended = False
 
@@ -40,7 +60,7 @@ class ChunkStream(Generic[ChunkT]):
     async def __anext__(self) -> list[ChunkT]:
         try:
             while not self._ended:
-                news = await self._stream.read()
+                news = await self._reader.read()
                 self._ended = not news
                 chunks = self._maker.chunks(news) if news else self._maker.closing()
                 if chunks:
@@ -53,4 +73,33 @@ class ChunkStream(Generic[ChunkT]):
     async def aclose(self) -> None:
         """Abort what still runs. Idempotent."""
         self._ended = True
-        self._stream.close()
+        self._reader.close()
+
+
+async def read_whole(reader: NewsReader[NewsT], maker: WholeMaker[NewsT, WholeT]) -> WholeT:
+    """The answer in one piece. Cancelling the call aborts it in the engine.
+
+    Raises:
+        RequestError: the request was refused or failed.
+    """
+    try:
+        return maker.whole(await reader.read())
+    except BaseException:
+        reader.close()
+        raise
+
+
+async def open_stream(
+    reader: NewsReader[NewsT], maker: ChunkMaker[NewsT, ChunkT]
+) -> ChunkStream[ChunkT]:
+    """A stream whose request the engine has not refused at once. Cancelling the call aborts it.
+
+    Raises:
+        RequestError: the engine refused the request.
+    """
+    try:
+        await reader.settle(SETTLE_SECONDS)
+    except BaseException:
+        reader.close()
+        raise
+    return ChunkStream(reader, maker)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 
 from xllm.frontend.intake.cost import intake_chars
 from xllm.frontend.intake.factory import PreparedRequest, RequestFactory
@@ -18,14 +18,15 @@ from xllm.frontend.protocol.completions import (
     CompletionRequest,
 )
 from xllm.frontend.protocol.usage import Usage
-from xllm.frontend.services.chunks import SETTLE_SECONDS, ChunkStream
+from xllm.frontend.services.chunks import ChunkStream, open_stream, read_whole
 from xllm.frontend.services.dispatcher import AnswerStream, OutputDispatcher, PromptDelta
 from xllm.frontend.services.logprobs import completion_logprobs, prompt_offsets
 from xllm.frontend.services.shared import (
+    ChunkUsage,
     check_model,
     check_stream_fields,
     off_loop,
-    prompt_logprobs_of,
+    shown_prompt_logprobs,
     usage_of,
 )
 from xllm.frontend.text.tokenizer import Tokenizer
@@ -61,14 +62,9 @@ class CompletionService:
             prepared, whole=not body.stream, keep_entries=bool(body.return_token_ids)
         )
         answer = _Answer(body, prepared, stream, self._model, self._factory.tokenizer)
-        try:
-            if not body.stream:
-                return answer.whole(await stream.read())
-            await stream.settle(SETTLE_SECONDS)
-        except BaseException:
-            stream.close()
-            raise
-        return ChunkStream(stream, answer)
+        if body.stream:
+            return await open_stream(stream, answer)
+        return await read_whole(stream, answer)
 
 
 class _Answer:
@@ -82,7 +78,6 @@ class _Answer:
         model: str,
         tokenizer: Tokenizer,
     ) -> None:
-        options = body.stream_options
         self._id = f"cmpl-{prepared[0].request.request_id}"
         self._created = int(time.time())
         self._model = model
@@ -94,8 +89,7 @@ class _Answer:
         self._logprobs = body.logprobs is not None
         self._prompt_logprobs = body.prompt_logprobs is not None
         self._token_ids = bool(body.return_token_ids)
-        self._usage = bool(options and options.include_usage)
-        self._running_usage = bool(self._usage and options and options.continuous_usage_stats)
+        self._usage = ChunkUsage(body.stream_options, lambda: usage_of(stream.answers))
         self._echoed: set[int] = set()
         self._echo_text: dict[int, str] = {}
 
@@ -113,14 +107,14 @@ class _Answer:
     def chunks(self, news: list[PromptDelta]) -> list[Completion]:
         """Chunks for news that arrived together."""
         return [
-            self._completion([self._choice(prompt, delta.index, delta)])
+            self._completion([self._choice(prompt, delta.index, delta)], self._usage.of_chunk())
             for prompt, delta in news
             if delta.text or delta.entries or delta.finish_reason
         ]
 
     def closing(self) -> list[Completion]:
         """The usage chunk, if asked for."""
-        return [self._completion([], usage_of(self._answers))] if self._usage else []
+        return [self._completion([], usage_of(self._answers))] if self._usage.asked else []
 
     def _best(self, answer: AnswerState, deltas: list[ChoiceDelta]) -> list[ChoiceDelta]:
         """The ``n`` answers with the highest mean logprob, where ``best_of`` made more."""
@@ -134,10 +128,8 @@ class _Answer:
         return sorted(deltas, key=mean_logprob, reverse=True)[: self._n]
 
     def _completion(
-        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None = UNSET
+        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None
     ) -> Completion:
-        if usage is UNSET and self._usage:
-            usage = usage_of(self._answers) if self._running_usage else None
         return Completion(self._id, self._created, self._model, choices, usage)
 
     def _choice(self, prompt: int, place: int, delta: ChoiceDelta) -> CompletionChoice:
@@ -153,7 +145,8 @@ class _Answer:
             delta.stop_reason,
         )
         if self._prompt_logprobs:
-            choice.prompt_logprobs = prompt_logprobs_of(self._answers[prompt], self._tokenizer)
+            entries = self._answers[prompt].prompt_logprobs
+            choice.prompt_logprobs = shown_prompt_logprobs(entries, self._tokenizer)
         if self._token_ids:
             choice.token_ids = delta.token_ids
             if opens:

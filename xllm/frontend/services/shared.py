@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from msgspec import UNSET, UnsetType
+
 from xllm.frontend.output.answer import AnswerState
 from xllm.frontend.output.logprobs import TokenEntry
 from xllm.frontend.protocol.errors import RequestError
-from xllm.frontend.protocol.sampling import CommonFields
+from xllm.frontend.protocol.sampling import CommonFields, StreamOptions
 from xllm.frontend.protocol.usage import PromptTokensDetails, Usage
 from xllm.frontend.text.tokenizer import Tokenizer
 
@@ -61,12 +63,29 @@ def usage_of(answers: Sequence[AnswerState]) -> Usage:
     return Usage(prompt, generated, prompt + generated, PromptTokensDetails(cached))
 
 
-def prompt_logprobs_of(answer: AnswerState, tokenizer: Tokenizer) -> list[Any]:
+class ChunkUsage:
+    """Which usage the chunks of one stream carry.
+
+    Args:
+        options: the request's.
+        usage: counts the tokens so far.
+    """
+
+    def __init__(self, options: StreamOptions | None, usage: Callable[[], Usage]) -> None:
+        self._usage = usage
+        self.asked = bool(options and options.include_usage)
+        self._running = bool(self.asked and options and options.continuous_usage_stats)
+
+    def of_chunk(self) -> Usage | UnsetType | None:
+        """Absent unless asked for; then null, or the running count."""
+        if not self.asked:
+            return UNSET
+        return self._usage() if self._running else None
+
+
+def shown_prompt_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer) -> list[Any]:
     """vLLM's ``prompt_logprobs``: per prompt token a map of candidates, null for the first."""
-    return [
-        None if entry.logprob is None else _candidates(entry, tokenizer)
-        for entry in answer.prompt_logprobs
-    ]
+    return [None if entry.logprob is None else _candidates(entry, tokenizer) for entry in entries]
 
 
 def _candidates(entry: TokenEntry, tokenizer: Tokenizer) -> dict[str, Any]:
