@@ -3,6 +3,7 @@
 import pytest
 
 from tests.fakes.engine import FakeEngine, make_request
+from xllm.control.scheduler import admission
 from xllm.core.request.finish import FinishReason
 
 LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
@@ -144,3 +145,34 @@ def test_a_scoring_request_ends_after_its_prompt(overlap, windows):
     assert sum(len(part.ranks) for part in engine.prompt_logprobs[0]) == 11
     assert not any(plan.samples.any() for plan in engine.worker.plans)
     assert engine.loop.stats().generation_tokens == 0
+
+
+@LOOPS
+def test_a_prompt_waits_for_one_that_computes_its_beginning(overlap, monkeypatch):
+    monkeypatch.setattr(admission, "_MIN_FOLLOWED_TOKENS", 8)
+    engine = FakeEngine(overlap=overlap)
+    prompts = [[*range(12), 50 + i] for i in range(3)]
+    requests = [make_request(i, prompt) for i, prompt in enumerate(prompts)]
+    other = make_request(9, range(20, 33))
+    for request in (*requests, other):
+        engine.add(request)
+    engine.run()
+    first, *_ = engine.worker.plans
+    assert first.num_scheduled.tolist() == [13, 13], "the first of its kind, and an unlike one"
+    starts = {
+        handle: engine.answers[handle, 0].started.num_cached_tokens for handle in (0, 1, 2, 9)
+    }
+    assert starts == {0: 0, 1: 12, 2: 12, 9: 0}
+    for request in (*requests, other):
+        assert engine.answers[request.handle, 0].tokens == engine.expect(request)
+
+
+def test_a_prompt_does_not_wait_for_one_that_was_aborted(monkeypatch):
+    monkeypatch.setattr(admission, "_MIN_FOLLOWED_TOKENS", 8)
+    engine = FakeEngine(overlap=True)
+    engine.add(make_request(0, [*range(12), 50]))
+    engine.add(make_request(1, [*range(12), 51]))
+    engine.loop.step()
+    engine.loop.abort(0)
+    engine.run()
+    assert len(engine.answers[1, 0].tokens) > 0

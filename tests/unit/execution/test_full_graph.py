@@ -9,9 +9,11 @@ import pytest
 
 from tests.contract.equivalence.tiny_engine import VOCAB_SIZE, TinyEngine, request, write_checkpoint
 from tests.fakes.graphs import FakeGraphs
+from xllm.control.scheduler import sharing
 from xllm.core.request.request import Request
 from xllm.execution.executor.runners.full_graph import DecodeOutput, buckets
 from xllm.execution.executor.runners.mixed_graph import MixedOutput, token_buckets
+from xllm.execution.worker import prefix_rows
 from xllm.hardware.platforms import cpu
 from xllm.modeling.attention import GraphSupport
 from xllm.modeling.attention import torch as torch_backend
@@ -107,3 +109,38 @@ def test_eager_is_kept_on_request(tmp_path: Path, graphs: FakeGraphs, monkeypatc
     monkeypatch.setattr(torch_backend.Backend, "graph_support", GraphSupport.NONE)
     TinyEngine(write_checkpoint(tmp_path, "llama"), max_rows=MAX_ROWS)
     assert graphs.captured == []
+
+
+def test_rows_with_a_shared_prefix_run_in_graphs_that_are_told(
+    tmp_path: Path, graphs: FakeGraphs, monkeypatch
+) -> None:
+    monkeypatch.setattr(torch_backend.Backend, "reads_shared_prefixes", True)
+    monkeypatch.setattr(sharing, "MIN_SAVED_TOKENS", 64)
+    monkeypatch.setattr(prefix_rows, "PREFIX_UNIT", 16)
+    told = []
+    plain = torch_backend.Backend.forward
+
+    def forward(self, q, layer, context):
+        metadata = context.metadata[context.group_of_layer[layer.layer_id]]
+        if metadata.prefix is not None:
+            told.append((metadata.prefix.lens.tolist(), metadata.prefix.members[0].tolist()))
+        return plain(self, q, layer, context)
+
+    monkeypatch.setattr(torch_backend.Backend, "forward", forward)
+    files = write_checkpoint(tmp_path, "llama")
+    shared = np.random.default_rng(3).integers(0, VOCAB_SIZE, 40).tolist()
+    requests = [request(0, [7], 12)]
+    requests += [request(i, [*shared, i], 4 + i, temperature=0.0) for i in range(1, 11)]
+    expected = _eager(files, requests, monkeypatch)
+    engine = TinyEngine(files, max_rows=16)
+    told.clear()
+    warm = [request(99, [*shared, 99], 1)]  # the prefix is in the cache before the others come
+    engine.run(warm)
+    assert engine.run(requests) == expected
+    assert told, "no step was told"
+    lens, members = told[0]
+    places = [place for place in members if place >= 0]
+    # 40 shared tokens are two units of 16; row 0 has nothing in common with the others.
+    assert len(places) == 10
+    assert [lens[place] for place in places] == [32] * 10
+    assert sum(lens) == 320

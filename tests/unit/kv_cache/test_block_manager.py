@@ -207,3 +207,37 @@ def test_resetting_the_prefix_cache_spares_blocks_in_use():
     blocks.reset_prefix_cache()
     blocks.check()
     assert blocks.match(keys, TOKENS, 12).num_tokens == 0
+
+
+def _shared(blocks: BlockManager, rows: list[int], min_rows=2, min_saved_tokens=4):
+    found = blocks.shared_prefixes(
+        np.array(rows), min_rows=min_rows, min_saved_tokens=min_saved_tokens
+    )
+    if found is None:
+        return None
+    ends = np.cumsum(found.counts)
+    groups = np.split(found.rows, ends[:-1])
+    return [(sorted(g.tolist()), int(n)) for g, n in zip(groups, found.num_tokens, strict=True)]
+
+
+def test_rows_with_equal_leading_blocks_are_found_most_rewarding_first():
+    blocks = manager(num_blocks=64)
+    keys = blocks.keys(PrefixIdentity())
+    assert start(blocks, 0, 32, keys=keys)
+    retire(blocks, 0, 32)
+    for row, max_tokens in ((1, 16), (2, 8)):
+        found = blocks.match(blocks.keys(PrefixIdentity()), TOKENS, max_tokens)
+        assert start(blocks, row, 32, found, keys=blocks.keys(PrefixIdentity()))
+    assert start(blocks, 3, 32)
+    # Rows 0 and 1 save 16 tokens; with row 2, all three would save as many with half the prefix.
+    assert _shared(blocks, [0, 1, 2, 3]) in ([([0, 1], 16)], [([0, 1, 2], 8)])
+    assert _shared(blocks, [1, 2]) == [([1, 2], 8)]
+    assert _shared(blocks, [0, 1, 3], min_saved_tokens=17) is None
+    assert _shared(blocks, [0, 1, 3], min_rows=3) is None
+    assert _shared(blocks, [0, 3]) is None
+
+
+def test_windows_alone_share_no_prefix():
+    blocks = manager(num_blocks=16, windows=(8,))
+    assert start(blocks, 0, 8)
+    assert _shared(blocks, [0], min_rows=1, min_saved_tokens=0) is None

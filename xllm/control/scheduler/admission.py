@@ -5,12 +5,17 @@ from __future__ import annotations
 import time
 
 from xllm.control.scheduler.budget import StepDraft
-from xllm.control.scheduler.sequence import RequestState, Sequence
+from xllm.control.scheduler.sequence import RequestState, Sequence, Status
 from xllm.control.scheduler.state import SchedulerState
 from xllm.core.config import SchedulerConfig
 from xllm.core.messages.server import Failure, Started
 from xllm.core.request.request import Request
 from xllm.kv_cache.prefix import NO_MATCH, PrefixIdentity, PrefixMatch
+
+# A prompt waits for another that computes at least so many tokens of its beginning; looking on
+# behind those that wait ends after so many of them.
+_MIN_FOLLOWED_TOKENS = 512
+_MAX_FOLLOWERS = 32
 
 
 class Admission:
@@ -24,6 +29,7 @@ class Admission:
         self._enable_prefix_caching = enable_prefix_caching
         self._uses_priority = config.priority_policy == "priority"
         self._num_arrived = 0
+        self._leaders: list[Sequence] = []  # running, their prompts not computed when last seen
 
     # --- requests --------------------------------------------------------------------------
 
@@ -94,16 +100,37 @@ class Admission:
         for ever. A step that has preempted starts nothing.
         """
         state = self._state
+        self._leaders = [leader for leader in self._leaders if _computes_prompt(leader)]
+        followers: list[Sequence] = []
         while draft.budget.left and state.table.num_free and not draft.has_preempted:
             sequence = state.queue.peek()
-            if sequence is None or not self._start(sequence, draft):
-                return
+            if sequence is None or len(followers) == _MAX_FOLLOWERS:
+                break
+            found = self._find_prefix(sequence)
+            if self._follows(sequence, found):
+                state.queue.pop()
+                followers.append(sequence)
+            elif not self._start(sequence, found, draft):
+                break
+        for sequence in followers:
+            state.queue.push(sequence)
 
-    def _start(self, sequence: Sequence, draft: StepDraft) -> bool:
+    def _follows(self, sequence: Sequence, found: PrefixMatch) -> bool:
+        """Whether a running prompt computes so much of this one's beginning that it had better
+        wait a step or two and share it. Those behind it go first meanwhile."""
+        keys = sequence.keys
+        if keys is None or not self._leaders or sequence.wants_prompt_logprobs:
+            return False
+        num_tokens = found.num_tokens + _MIN_FOLLOWED_TOKENS
+        return any(
+            leader.keys is not None and leader.keys.starts_like(keys, num_tokens)
+            for leader in self._leaders
+        )
+
+    def _start(self, sequence: Sequence, found: PrefixMatch, draft: StepDraft) -> bool:
         state = self._state
         tokens = sequence.tokens
         assert tokens is not None
-        found = self._find_prefix(sequence)
         remaining = len(tokens) - found.num_tokens
         num_tokens = self.chunk(remaining, draft)
         if num_tokens == 0:
@@ -123,6 +150,8 @@ class Admission:
             self._note_start(sequence, found.num_tokens)
         state.table.start(sequence, found.num_tokens)
         state.queue.pop()
+        if remaining >= _MIN_FOLLOWED_TOKENS and not sequence.state.prompt_computed:
+            self._leaders.append(sequence)
         state.prefilling.append(sequence)
         state.prefilling.sort(key=lambda entry: (entry.priority, entry.arrival))
         draft.started.append(sequence)
@@ -163,6 +192,10 @@ class Admission:
         self._state.notices.started.append(
             Started(request.handle, sequence.choice, num_cached, waited)
         )
+
+
+def _computes_prompt(sequence: Sequence) -> bool:
+    return sequence.status is Status.RUNNING and not sequence.state.prompt_computed
 
 
 def _bad_prompt(request: Request, message: str) -> Failure:

@@ -30,4 +30,5 @@ def build_scheduler(
         BlockManager(info.cache_groups, cache_demand(config, info.max_model_len)),
         info.vocab_size,
         enable_prefix_caching=cache_config.enable_prefix_caching,
+        find_shared_prefixes=info.reads_shared_prefixes,
     )

@@ -11,6 +11,7 @@ from xllm.control.scheduler.policies import POLICIES
 from xllm.control.scheduler.policies.base import Phase, Policy, RunningLoad
 from xllm.control.scheduler.preemption import Preemption
 from xllm.control.scheduler.sequence import Status
+from xllm.control.scheduler.sharing import SharedPrefixFinder
 from xllm.control.scheduler.state import SchedulerState, StepInFlight
 from xllm.core.config import SchedulerConfig
 from xllm.core.messages.server import EngineStats, Failure, OutputBatch
@@ -31,6 +32,7 @@ class Scheduler:
         vocab_size: sampled tokens are below it.
         enable_prefix_caching: whether requests share the blocks of equal prefixes. Without it
             only the choices of one request do.
+        find_shared_prefixes: whether the worker has use for ``StepPlan.shared_prefixes``.
 
     ``schedule`` may run ahead of ``commit`` by any number of steps; steps are committed in the
     order in which they were scheduled. Not thread-safe.
@@ -46,6 +48,7 @@ class Scheduler:
         vocab_size: int,
         *,
         enable_prefix_caching: bool = True,
+        find_shared_prefixes: bool = False,
     ) -> None:
         if config.priority_policy not in PRIORITY_POLICIES:
             known = ", ".join(PRIORITY_POLICIES)
@@ -58,6 +61,7 @@ class Scheduler:
         self._admission = Admission(config, self._state, enable_prefix_caching)
         self._preemption = Preemption(self._state)
         self._committer = Committer(self._state)
+        self._sharing = SharedPrefixFinder(blocks, find_shared_prefixes)
         self._stalled_steps = 0
         # Columns of steady decode plans, sliced instead of built; workers only read plans.
         self._ones = np.ones(config.max_num_seqs, np.int32)
@@ -193,6 +197,7 @@ class Scheduler:
         starts, ends = known - 1, known
         counts, samples = self._ones[:num_decodes], self._trues[:num_decodes]
         table.num_known[rows] = known + 1
+        shared = None if draft.chunks else self._sharing.find(rows, table.decode_version)
         if draft.chunks:
             chunk_rows, chunk_starts, chunk_counts, chunk_samples = self._advance_chunks(draft)
             rows = np.concatenate([rows, chunk_rows])
@@ -211,6 +216,7 @@ class Scheduler:
             blocks=state.blocks.take_appended(),
             freed_rows=table.take_freed(),
             new_rows=self._new_rows(draft) if draft.started else None,
+            shared_prefixes=shared,
         )
         state.counters.num_steps += 1
         all_sample = not draft.chunks or bool(samples.all())

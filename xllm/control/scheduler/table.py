@@ -43,6 +43,7 @@ class RowTable:
         self._free = list(range(num_rows - 1, -1, -1))
         self._freed: list[int] = []
         self._decode_order: Rows | None = _NO_ROWS
+        self.decode_version = 0  # changes whenever a row begins or ceases to decode
 
     # --- rows come and go ------------------------------------------------------------------
 
@@ -79,6 +80,7 @@ class RowTable:
         """All known tokens of the row are scheduled: from here on it takes one token a step."""
         self.decoding[row] = True
         self._decode_order = None
+        self.decode_version += 1
 
     def leave(self, sequence: Sequence) -> int:
         """The sequence gives up its row, which then retires; returns the row."""
@@ -89,6 +91,7 @@ class RowTable:
         if self.decoding[row]:
             self.decoding[row] = False
             self._decode_order = None
+            self.decode_version += 1
         self.sequences[row] = None
         sequence.row = -1
         return row

@@ -47,6 +47,20 @@ class AppendedBlocks(msgspec.Struct, frozen=True, array_like=True):
     block_ids: Int32Array  # (sum(counts),)
 
 
+MAX_SHARED_PREFIXES = 4
+
+
+class SharedPrefixes(msgspec.Struct, frozen=True, array_like=True):
+    """Groups of decoding rows whose block tables begin with the same blocks.
+
+    Group ``g`` is the next ``counts[g]`` of ``rows``; its first ``num_tokens[g]`` tokens are shared.
+    """
+
+    rows: Int32Array  # (sum(counts),) distinct
+    counts: Int32Array  # (G,)
+    num_tokens: Int32Array  # (G,), G at most ``MAX_SHARED_PREFIXES``
+
+
 class StepPlan(msgspec.Struct, frozen=True, tag="step"):
     """One step. Order of effects: free rows, start new rows, append blocks, compute, sample.
 
@@ -66,6 +80,8 @@ class StepPlan(msgspec.Struct, frozen=True, tag="step"):
     blocks: tuple[AppendedBlocks, ...]  # one per cache group
     freed_rows: Int32Array  # (F,)
     new_rows: NewRows | None = None
+    # Of a step that only decodes; the same object as long as nothing changes.
+    shared_prefixes: SharedPrefixes | None = None
 
 
 class SampledLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -11,6 +11,7 @@ from xllm.execution.executor.runners.full_graph import DecodeOutput, DecodeRows,
 from xllm.execution.sampling import Sampler
 from xllm.execution.sampling.sampler import Samples
 from xllm.execution.sampling.step import SamplingStep
+from xllm.execution.worker.prefix_rows import PrefixPlacer
 from xllm.execution.worker.rows import Rows
 
 _NO_ENTRIES = np.empty(0, np.int64)
@@ -27,7 +28,13 @@ class GraphStep:
         self._runner = runner
         self._rows = rows
         self._sampler = sampler
+        self._prefixes = PrefixPlacer(len(rows.prompt_lens))
         self.num_eager = 0
+
+    @property
+    def reads_prefixes(self) -> bool:
+        """Whether ``StepPlan.shared_prefixes`` makes steps faster."""
+        return self._runner.reads_prefixes
 
     @property
     def num_replays(self) -> int:
@@ -53,11 +60,14 @@ class GraphStep:
             self._rows.prompt_lens,
             self._rows.token_ids,
         )
+        prefix = None
+        if plan.shared_prefixes is not None and self._runner.reads_prefixes:
+            prefix = self._prefixes.place(plan.rows, plan.shared_prefixes)
         draws = self._sampler.plain_draws(step)
         if draws is None:
-            return self._sample_after(DecodeRows(plan.rows, seq_lens, None, None), step)
+            return self._sample_after(DecodeRows(plan.rows, seq_lens, None, None, prefix), step)
         output = self._runner.run(
-            DecodeRows(plan.rows, seq_lens, draws.inverse_temperature, draws.keys)
+            DecodeRows(plan.rows, seq_lens, draws.inverse_temperature, draws.keys, prefix)
         )
         return Samples(output.tokens, output.best_logits, _NO_ENTRIES, _NO_COUNTS, None)
 

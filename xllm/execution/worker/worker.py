@@ -24,7 +24,7 @@ from xllm.execution.worker.pending import PendingResult
 from xllm.execution.worker.prompt_logprobs import PromptScorer
 from xllm.execution.worker.rows import Rows
 from xllm.hardware.platforms import Platform
-from xllm.kv_cache.layout import CacheGroup, WorkerInfo
+from xllm.kv_cache.layout import CacheGroup, WorkerInfo, first_full_group
 from xllm.kv_cache.storage import CacheStorage
 from xllm.modeling.attention import AttentionBackend, GraphSupport, cache_groups, load_backend
 from xllm.modeling.models.decoder import CausalLM
@@ -99,7 +99,7 @@ class Worker:
             resources.cache_demand(self._config.scheduler, model.config.max_len),
             platform,
         )
-        self._allocate(model, backend, groups, platform)
+        graph_step = self._allocate(model, backend, groups, platform).graph_step
         self._warm_up(groups, model.config.max_len)
         return WorkerInfo(
             cache_groups=groups,
@@ -107,6 +107,7 @@ class Worker:
             max_model_len=model.config.max_len,
             eos_token_ids=self._files.eos_token_ids,
             async_device=platform.async_device,
+            reads_shared_prefixes=graph_step is not None and graph_step.reads_prefixes,
         )
 
     def close(self) -> None:
@@ -133,7 +134,7 @@ class Worker:
         backend: AttentionBackend,
         groups: tuple[CacheGroup, ...],
         platform: Platform,
-    ) -> None:
+    ) -> _Started:
         self._progress("allocate KV cache", 0.0)
         max_rows = self._config.scheduler.max_num_seqs
         storage = CacheStorage.allocate(groups, backend, model.dtype, self._device)
@@ -158,11 +159,15 @@ class Worker:
         )
         if graphs is not None:
             tables = DeviceTables(
-                rows.token_ids, rows.block_tables, [group.spec.block_size for group in groups]
+                rows.token_ids,
+                rows.block_tables,
+                [group.spec.block_size for group in groups],
+                first_full_group(groups),
             )
             runner = FullGraphRunner(model, storage, backend, tables, graphs, max_rows)
             self._started.graph_step = GraphStep(runner, rows, sampler)
             self._started.mixed_graphs = mixed
+        return self._started
 
     def _warm_up(self, groups: tuple[CacheGroup, ...], max_model_len: int) -> None:
         self._progress("warm up", 0.0)

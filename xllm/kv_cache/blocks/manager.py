@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from xllm.core.messages.worker import AppendedBlocks
+from xllm.core.messages.worker import AppendedBlocks, SharedPrefixes
 from xllm.core.utils.arrays import BoolArray, Int32Array
 from xllm.kv_cache.blocks.group import NEVER, GroupBlocks
+from xllm.kv_cache.blocks.sharing import find_shared_prefixes
 from xllm.kv_cache.blocks.table import Rows
 from xllm.kv_cache.layout import (
     CacheDemand,
     CacheGroup,
     capacity_tokens,
+    first_full_group,
     max_blocks_per_sequence,
 )
 from xllm.kv_cache.prefix import BlockKeys, GroupView, PrefixIdentity, PrefixMatch, match
@@ -37,6 +39,8 @@ class BlockManager:
         self._groups = [
             GroupBlocks(group, demand.max_num_seqs, demand.max_model_len) for group in groups
         ]
+        full = first_full_group(groups)
+        self._full_group = None if full is None else self._groups[full]
         self._views = [GroupView(group.spec, group.cache) for group in self._groups]
         self._bounds = [max_blocks_per_sequence(group.spec, demand) for group in groups]
         self._secret = secret
@@ -202,6 +206,16 @@ class BlockManager:
             if np.count_nonzero(due):
                 for row, count in zip(rows[due].tolist(), num_computed[due].tolist(), strict=True):
                     group.release_outside_window(row, count)
+
+    def shared_prefixes(
+        self, rows: Rows, *, min_rows: int, min_saved_tokens: int
+    ) -> SharedPrefixes | None:
+        """Rows with equal leading blocks in the first group without a window; None without any."""
+        if self._full_group is None:
+            return None
+        return find_shared_prefixes(
+            self._full_group, rows, min_rows=min_rows, min_saved_tokens=min_saved_tokens
+        )
 
     def take_appended(self) -> tuple[AppendedBlocks, ...]:
         """Per group, what was appended since the last call."""

@@ -21,7 +21,7 @@ class BlockPool:
         self._cache = cache
         self._stack = np.arange(num_blocks - 1, 0, -1, dtype=np.int32)
         self._top = num_blocks - 1
-        self._references = np.zeros(num_blocks, np.int32)
+        self.references = np.zeros(num_blocks, np.int32)  # rows that hold each block
         self.num_usable = num_blocks - 1
 
     @property
@@ -41,15 +41,15 @@ class BlockPool:
             self._push(np.array(self._cache.evict(missing), np.int32))
         self._top -= count
         taken = self._stack[self._top : self._top + count].copy()
-        self._references[taken] = 1
+        self.references[taken] = 1
         return taken
 
     def share(self, blocks: list[int]) -> None:
         """Add a reference to blocks that the prefix cache remembers."""
         for block in blocks:
-            if self._references[block] == 0:
+            if self.references[block] == 0:
                 self._cache.lock(block)
-            self._references[block] += 1
+            self.references[block] += 1
 
     def release(self, blocks: Int32Array) -> None:
         """Drop one reference of each block; ``blocks`` are distinct, in token order.
@@ -57,9 +57,9 @@ class BlockPool:
         Of the blocks that nobody uses then, remembered ones stay with the prefix cache. Later
         blocks are unlocked first: a prefix must outlive what continues it.
         """
-        left = self._references[blocks] - 1
+        left = self.references[blocks] - 1
         assert left.size == 0 or left.min() >= 0, "a block was released twice"
-        self._references[blocks] = left
+        self.references[blocks] = left
         unused = blocks[left == 0]
         if len(self._cache):
             unlock = self._cache.unlock
@@ -69,11 +69,11 @@ class BlockPool:
 
     def num_sole(self, blocks: Int32Array) -> int:
         """How many of ``blocks`` would be allocatable after ``release(blocks)``."""
-        return int(np.count_nonzero(self._references[blocks] == 1))
+        return int(np.count_nonzero(self.references[blocks] == 1))
 
     def num_unlocked(self, blocks: list[int]) -> int:
         """How many of the remembered ``blocks`` would no longer be free after ``share(blocks)``."""
-        return int(np.count_nonzero(self._references[blocks] == 0))
+        return int(np.count_nonzero(self.references[blocks] == 0))
 
     def drop_unlocked(self) -> None:
         """Forget the content of every block that nobody uses."""
@@ -90,10 +90,10 @@ class BlockPool:
             held: (num_blocks,) how many tables hold each block.
         """
         self._cache.check()
-        assert (self._references == held).all(), "references differ from the block tables"
+        assert (self.references == held).all(), "references differ from the block tables"
         free = self._stack[: self._top].tolist()
         unlocked = self._cache.unlocked_blocks()
-        used = np.flatnonzero(self._references).tolist()
+        used = np.flatnonzero(self.references).tolist()
         places = free + unlocked + used
         assert len(places) == len(set(places)) == self.num_usable, "a block is lost or doubled"
         assert 0 not in places, "the padding block was handed out"

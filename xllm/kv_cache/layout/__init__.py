@@ -11,7 +11,7 @@ from xllm.kv_cache.layout.sizing import (
     max_concurrency,
     total_bytes,
 )
-from xllm.kv_cache.layout.spec import CacheGroup, CacheSpec, bytes_per_block
+from xllm.kv_cache.layout.spec import CacheGroup, CacheSpec, bytes_per_block, first_full_group
 from xllm.kv_cache.layout.worker_info import WorkerInfo
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "WorkerInfo",
     "bytes_per_block",
     "capacity_tokens",
+    "first_full_group",
     "fit_blocks_to_bytes",
     "fit_blocks_to_tokens",
     "max_blocks_per_sequence",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -50,6 +51,12 @@ class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
     def bytes_per_block(self) -> int:
         """Bytes of one block over all layers of the group."""
         return bytes_per_block(self.spec) * len(self.layers)
+
+
+def first_full_group(groups: Sequence[CacheGroup]) -> int | None:
+    """Index of the first group without a window, whose rows keep their blocks in place."""
+    full = (index for index, group in enumerate(groups) if group.spec.window is None)
+    return next(full, None)
 
 
 def bytes_per_block(spec: CacheSpec) -> int:

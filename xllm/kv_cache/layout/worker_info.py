@@ -15,3 +15,4 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int  # tokens
     eos_token_ids: tuple[int, ...] = ()
     async_device: bool = False  # execute() returns before the device has computed
+    reads_shared_prefixes: bool = False  # has use for ``StepPlan.shared_prefixes``

@@ -84,6 +84,14 @@ class BlockKeys:
         twin._chains = {size: chain.copy() for size, chain in self._chains.items()}
         return twin
 
+    def starts_like(self, other: BlockKeys, num_tokens: int) -> bool:
+        """Whether both sequences begin with the same ``num_tokens``, as far as their computed keys
+        tell: with too few of them the answer is no."""
+        size = next(iter(self._chains))
+        mine, others = self._chains[size], other._chains[size]
+        last = num_tokens // size
+        return last < min(len(mine), len(others)) and mine[last] == others[last]
+
     def upto(self, num_blocks: int, block_size: int, token_ids: Int32Array) -> list[bytes]:
         """The chain for ``block_size``: entry ``i + 1`` is the key of block ``i``.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from xllm.hardware.kernels.shared_prefix import SharedPrefix
 from xllm.kv_cache.layout import CacheGroup, CacheSpec
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class AttentionMetadata:
     slot_mapping: Tensor  # (T,) int64: block * block_size + offset; negative means "do not write"
     max_query_len: int
     max_seq_len: int
+    prefix: SharedPrefix | None = None  # for backends with ``reads_shared_prefixes``
 
 
 @dataclasses.dataclass(slots=True)
@@ -64,6 +66,7 @@ class AttentionBackend(Protocol):
     device_type: str  # where it runs, as torch names it
     graph_support: GraphSupport
     preferred_block_size: int
+    reads_shared_prefixes: bool  # decode rows' common leading blocks are read once if it is told
 
     def kv_cache_shape(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int

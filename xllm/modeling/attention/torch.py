@@ -15,6 +15,7 @@ class Backend:
     device_type = "cpu"
     graph_support = GraphSupport.NONE
     preferred_block_size = 16
+    reads_shared_prefixes = False
 
     def kv_cache_shape(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int

@@ -18,6 +18,7 @@ class Backend:
     device_type = "cuda"
     graph_support = GraphSupport.ALWAYS
     preferred_block_size = 32
+    reads_shared_prefixes = True
 
     def kv_cache_shape(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
@@ -44,4 +45,5 @@ class Backend:
             layer.softcap,
             layer.window,
             metadata.max_query_len,
+            metadata.prefix if not layer.window else None,
         )

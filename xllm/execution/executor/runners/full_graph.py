@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xllm.core.messages.worker import MAX_SHARED_PREFIXES
 from xllm.core.utils.arrays import Float32Array, Int32Array
 from xllm.hardware.kernels import ops
+from xllm.hardware.kernels.shared_prefix import LINE_ROWS, SharedPrefix
 from xllm.kv_cache.storage import CacheStorage
 from xllm.modeling.attention import AttentionBackend, AttentionMetadata, ForwardContext
 from xllm.modeling.models.decoder import CausalLM
@@ -26,6 +28,7 @@ from xllm.modeling.models.decoder import CausalLM
 _COLUMNS = 5  # rows, seq_lens, inverse temperature (as bits), two random keys
 # Copies in flight: one step runs, one is queued; a slot is free again when its copy is over.
 _HOST_SLOTS = 4
+_FEWEST_SHARING = 16  # smallest bucket with a graph for rows that share a prefix
 
 
 class Graph(Protocol):
@@ -49,6 +52,15 @@ class DeviceTables:
     token_ids: Tensor  # (R, W) int32
     block_tables: Sequence[Tensor]  # (R, B) int32, one per cache group
     block_sizes: Sequence[int]
+    prefix_group: int | None  # the group whose shared prefixes are told
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PrefixRows:
+    """``hardware.kernels.shared_prefix.SharedPrefix`` of a batch, on the host."""
+
+    lens: Int32Array  # (S,)
+    members: Int32Array  # (L, LINE_ROWS), L at most ``max_prefix_lines(S)``
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,6 +71,7 @@ class DecodeRows:
     seq_lens: Int32Array  # (S,) tokens with the one computed now
     inverse_temperature: Float32Array | None  # (S,) 0 is greedy; None when all are
     keys: Int32Array | None  # (2, S) of ``sampling.rng``; None when all rows are greedy
+    prefix: PrefixRows | None = None  # only where the runner ``reads_prefixes``
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,6 +92,21 @@ def buckets(max_rows: int) -> list[int]:
         sizes |= {size, size + size // 2}
         size *= 2
     return sorted({s for s in sizes if s < max_rows} | {max_rows})
+
+
+def prefix_buckets(decode_buckets: Sequence[int]) -> list[int]:
+    """Batch sizes to capture with a shared prefix: powers of two from 16, and the largest."""
+    largest = decode_buckets[-1]
+    if largest < _FEWEST_SHARING:
+        return []
+    return [
+        s for s in decode_buckets if (s >= _FEWEST_SHARING and s & (s - 1) == 0) or s == largest
+    ]
+
+
+def max_prefix_lines(num_rows: int) -> int:
+    """Lines that ``PrefixRows`` of that many rows need at most."""
+    return -(-num_rows // LINE_ROWS) + MAX_SHARED_PREFIXES - 1
 
 
 class FullGraphRunner:
@@ -103,7 +131,10 @@ class FullGraphRunner:
         self._tables = tables
         self._api = graphs
         self._buckets = buckets(max_rows)
-        self._graphs: dict[int, Graph] = {}
+        self._prefix_buckets: list[int] = []
+        if backend.reads_shared_prefixes:
+            self._prefix_buckets = prefix_buckets(self._buckets)
+        self._graphs: dict[tuple[int, bool], Graph] = {}
         self._memory = _Memory.allocate(tables, self._buckets[-1])
         self._staging = _Staging(self._memory.packed)
         self.num_replays = 0
@@ -111,12 +142,21 @@ class FullGraphRunner:
 
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture every bucket, the largest first, so that the others fit into its memory."""
-        for number, size in enumerate(reversed(self._buckets)):
-            self._staging.load(size, np.zeros((_COLUMNS, size), np.int32))
-            self._decode(size)  # outside capture: compiles kernels, sets libraries up
-            self._graphs[size] = self._api.capture(functools.partial(self._decode, size))
+        wanted = [(size, False) for size in self._buckets]
+        wanted += [(size, True) for size in self._prefix_buckets]
+        wanted.sort(reverse=True)
+        for number, (size, shares) in enumerate(wanted):
+            self._staging.load(_packed(size, shares))
+            work = functools.partial(self._decode, size, shares)
+            work()  # outside capture: compiles kernels, sets libraries up
+            self._graphs[size, shares] = self._api.capture(work)
             if progress is not None:
-                progress(number + 1, len(self._buckets))
+                progress(number + 1, len(wanted))
+
+    @property
+    def reads_prefixes(self) -> bool:
+        """Whether shared prefixes are read once, if ``run`` is told of them."""
+        return bool(self._prefix_buckets)
 
     def can_run(self, num_rows: int) -> bool:
         """Whether a decode step of that many rows has a graph."""
@@ -125,16 +165,22 @@ class FullGraphRunner:
     def run(self, step: DecodeRows) -> DecodeOutput:
         """Queue one step: one copy, one replay."""
         count = len(step.rows)
-        size = next(s for s in self._buckets if s >= count)
-        packed = np.zeros((_COLUMNS, size), np.int32)
-        packed[0, :count] = step.rows
-        packed[1, :count] = step.seq_lens
+        shares = step.prefix is not None
+        size = next(s for s in (self._prefix_buckets if shares else self._buckets) if s >= count)
+        packed = _packed(size, shares)
+        columns = packed[: _COLUMNS * size].reshape(_COLUMNS, size)
+        columns[0, :count] = step.rows
+        columns[1, :count] = step.seq_lens
         if step.inverse_temperature is not None:
             assert step.keys is not None
-            packed[2, :count] = step.inverse_temperature.view(np.int32)
-            packed[3:, :count] = step.keys
-        self._staging.load(size, packed)
-        graph = self._graphs[size]
+            columns[2, :count] = step.inverse_temperature.view(np.int32)
+            columns[3:, :count] = step.keys
+        if step.prefix is not None:
+            tail = packed[_COLUMNS * size :]
+            tail[:count] = step.prefix.lens
+            tail[size : size + step.prefix.members.size] = step.prefix.members.ravel()
+        self._staging.load(packed)
+        graph = self._graphs[size, shares]
         graph.replay()
         output: DecodeOutput = graph.output
         self.num_replays += 1
@@ -146,14 +192,19 @@ class FullGraphRunner:
             output.write_index[:count],
         )
 
-    def _decode(self, size: int) -> DecodeOutput:
-        """What a graph of ``size`` rows records."""
+    def _decode(self, size: int, shares: bool) -> DecodeOutput:
+        """What a graph of ``size`` rows records, with shared prefixes or without."""
         memory = self._memory
         rows, seq_lens, temperature, *_keys = packed = memory.packed[: _COLUMNS * size].view(
             _COLUMNS, size
         )
         input_ids, positions = memory.input_ids[:size], memory.positions[:size]
         write_index = memory.write_index[:size]
+        prefix = None
+        if shares:
+            end = (_COLUMNS + 1) * size
+            members = memory.packed[end : end + max_prefix_lines(size) * LINE_ROWS]
+            prefix = SharedPrefix(memory.packed[_COLUMNS * size : end], members.view(-1, LINE_ROWS))
         metadata = []
         for group, block_size in enumerate(self._tables.block_sizes):
             slots, blocks = memory.slots[group][:size], memory.blocks[group][:size]
@@ -177,6 +228,7 @@ class FullGraphRunner:
                     slot_mapping=slots,
                     max_query_len=1,
                     max_seq_len=self._tables.token_ids.shape[1] - 1,
+                    prefix=prefix if group == self._tables.prefix_group else None,
                 )
             )
         context = ForwardContext(
@@ -201,7 +253,7 @@ class FullGraphRunner:
 class _Memory:
     """The tensors at whose addresses the graphs read and write, sized for the largest bucket."""
 
-    packed: Tensor  # (5 * S,) int32: what the host sends
+    packed: Tensor  # int32, as ``_packed``: what the host sends
     input_ids: Tensor  # (S,) int32
     positions: Tensor  # (S,) int64
     write_index: Tensor  # (S,) int64
@@ -219,7 +271,7 @@ class _Memory:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         return cls(
-            packed=zeros(_COLUMNS * size),
+            packed=zeros(_packed(size, True).size),
             input_ids=zeros(size),
             positions=zeros(size, dtype=torch.int64),
             write_index=zeros(size, dtype=torch.int64),
@@ -229,6 +281,15 @@ class _Memory:
             tokens=zeros(size),
             best_logits=zeros(size, dtype=torch.float32),
         )
+
+
+def _packed(size: int, shares: bool) -> Int32Array:
+    """Room for a step of ``size`` rows: ``_COLUMNS`` columns, and with shared prefixes one more
+    of their lengths and the lines of their members. As it is, all of it is padding."""
+    lines = max_prefix_lines(size) * LINE_ROWS if shares else 0
+    packed = np.zeros((_COLUMNS + shares) * size + lines, np.int32)
+    packed[(_COLUMNS + shares) * size :] = -1
+    return packed
 
 
 class _Staging:
@@ -244,14 +305,14 @@ class _Staging:
         self._copied: list[torch.Event | None] = [None] * _HOST_SLOTS
         self._next = 0
 
-    def load(self, size: int, packed: np.ndarray) -> None:
-        """Queue the copy of ``packed`` (5, size) to the device."""
+    def load(self, packed: Int32Array) -> None:
+        """Queue the copy of ``packed`` to the device."""
         slot, self._next = self._next, (self._next + 1) % _HOST_SLOTS
         event = self._copied[slot]
         if event is not None:
             event.synchronize()
         host = self._slots[slot][: packed.size]
-        host.numpy()[:] = packed.reshape(-1)
+        host.numpy()[:] = packed
         self._target[: packed.size].copy_(host, non_blocking=True)
         if self._on_device:
             event = event or torch.Event(self._target.device)

@@ -4,6 +4,9 @@ Grid: (split, KV head, row). A program attends all query heads of one KV head to
 row's keys. The last program of a (row, head) to arrive merges the shares, so there is no second
 launch. The grid depends on shapes alone: the kernel is plan-free and graph-safe, rows of any
 length (also none) may stand anywhere, and rows with other query lengths are left alone.
+
+Where rows share leading blocks, ``shared_prefix`` has put its shares of those keys first: a row then
+begins after its prefix and merges all shares.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from xllm.hardware.kernels.shared_prefix import SharedPrefix
 from xllm.hardware.kernels.triton.launch import (
     MAX_COUNTERS,
     allow_consumers,
@@ -23,6 +27,10 @@ from xllm.hardware.kernels.triton.launch import (
     pdl_options,
     upcast_dots,
     wait_for_producers,
+)
+from xllm.hardware.kernels.triton.shared_prefix import (
+    attend_shared_prefix,
+    choose_prefix_shares,
 )
 
 _LOG2E = 1.4426950408889634
@@ -62,6 +70,7 @@ def decode_attention(
     window: int,
     out: Tensor,
     *,
+    prefix: SharedPrefix | None = None,
     plan: SplitPlan | None = None,
     block_n: int = 128,
     num_warps: int = 4,
@@ -69,7 +78,10 @@ def decode_attention(
 ) -> None:
     """Fill ``out`` (T, Hq, D) for every row that has exactly one query token.
 
-    Shapes as in ``ops.paged_attention``; the keyword arguments are tuning choices.
+    Shapes as in ``ops.paged_attention``; the last keyword arguments are tuning choices.
+
+    Args:
+        prefix: rows whose first tokens are the same blocks, to be read once for all of them.
     """
     rows = seq_lens.shape[0]
     _, heads, head_dim = q.shape
@@ -77,18 +89,27 @@ def decode_attention(
     if plan is None:
         plan = choose_splits(rows, kv_heads, num_multiprocessors(q.device))
     assert plan.splits <= MAX_SPLITS
-    splits = plan.splits if rows * kv_heads <= MAX_COUNTERS else 1
+    splits = plan.splits
+    if rows * kv_heads > MAX_COUNTERS:
+        splits, prefix = 1, None
     if q.dtype == torch.float32:
         block_n, num_stages = 16, 2
     elif head_dim > 128:
         block_n = min(block_n, 64)
     group = heads // kv_heads
     d_block = triton.next_power_of_2(head_dim)
-    if splits > 1:
-        partial = torch.empty((rows, heads, splits, d_block), dtype=torch.float32, device=q.device)
-        stats = torch.empty((rows, heads, splits, 2), dtype=torch.float32, device=q.device)
-    else:
-        partial = stats = out
+    prefix_shares = 0
+    if prefix is not None:
+        prefix_shares = choose_prefix_shares(rows, kv_heads, num_multiprocessors(q.device))
+    partial = stats = out
+    if splits + prefix_shares > 1:
+        shape = (rows, heads, prefix_shares + splits)
+        partial = torch.empty((*shape, d_block), dtype=torch.float32, device=q.device)
+        stats = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
+    if prefix is not None:
+        attend_shared_prefix(
+            q, k_cache, v_cache, block_table, prefix, scale, softcap, partial, stats, prefix_shares
+        )
     _decode_attention_kernel[(splits, kv_heads, rows)](
         q,
         k_cache,
@@ -100,6 +121,7 @@ def decode_attention(
         partial,
         stats,
         arrival_counters(q.device),
+        prefix.lens if prefix is not None else None,
         scale * _LOG2E,
         softcap * _LOG2E if softcap else 1.0,
         q.stride(0),
@@ -117,7 +139,8 @@ def decode_attention(
         D_BLOCK=d_block,
         BLOCK_N=block_n,
         BLOCK_SIZE=k_cache.shape[1],
-        MAX_SPLITS=MAX_SPLITS,
+        PREFIX_SHARES=prefix_shares,
+        MAX_SHARES=MAX_SPLITS if prefix is None else 2 * MAX_SPLITS,
         MERGE_BLOCK=_MERGE_BLOCK,
         MERGE_GROUP=triton.next_power_of_2(group),
         WINDOW=window,
@@ -137,24 +160,24 @@ def _merge_shares(
     out_ptr,
     first_head,
     used,
-    splits,
+    slots,
     GROUP: tl.constexpr,
     D: tl.constexpr,
     D_BLOCK: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
+    MAX_SHARES: tl.constexpr,
     MERGE_BLOCK: tl.constexpr,
     MERGE_GROUP: tl.constexpr,
 ):
     """Write the outputs of a group of heads from their ``used`` shares, in a fixed order.
 
-    ``first_head`` indexes the group's first head in ``partial`` and ``stats``; ``out_ptr`` points
-    at that head's output.
+    ``first_head`` indexes the group's first head in ``partial`` and ``stats``, which have ``slots``
+    shares per head; ``out_ptr`` points at that head's output.
     """
     group = tl.arange(0, MERGE_GROUP)
     columns = tl.arange(0, D_BLOCK)
-    every = tl.arange(0, MAX_SPLITS)
+    every = tl.arange(0, MAX_SHARES)
     in_group = group < GROUP
-    each = (first_head + group)[:, None] * splits + every[None, :]
+    each = (first_head + group)[:, None] * slots + every[None, :]
     used_shares = in_group[:, None] & (every < used)[None, :]
     peaks = tl.load(stats_ptr + each * 2, mask=used_shares, other=-1.0e30, cache_modifier=".cg")
     masses = tl.load(stats_ptr + each * 2 + 1, mask=used_shares, other=0.0, cache_modifier=".cg")
@@ -163,7 +186,7 @@ def _merge_shares(
     acc = tl.zeros([MERGE_GROUP, D_BLOCK], tl.float32)
     for start in range(0, used, MERGE_BLOCK):
         shares = start + tl.arange(0, MERGE_BLOCK)
-        rows = (first_head + group)[:, None] * splits + shares[None, :]
+        rows = (first_head + group)[:, None] * slots + shares[None, :]
         mask = in_group[:, None] & (shares < used)[None, :]
         share_peaks = tl.load(stats_ptr + rows * 2, mask=mask, other=-1.0e30, cache_modifier=".cg")
         tile = tl.load(
@@ -191,9 +214,10 @@ def _decode_attention_kernel(
     seq_lens_ptr,  # (S,) int32
     block_table_ptr,  # (S, B) int32
     out_ptr,  # (T, HQ, D) contiguous
-    partial_ptr,  # (S, HQ, splits, D_BLOCK) float32, unnormalised
-    stats_ptr,  # (S, HQ, splits, 2) float32: peak, mass
+    partial_ptr,  # (S, HQ, PREFIX_SHARES + splits, D_BLOCK) float32, unnormalised
+    stats_ptr,  # (S, HQ, PREFIX_SHARES + splits, 2) float32: peak, mass
     counters_ptr,  # (S * HK,) int32, zero on entry and exit
+    prefix_lens_ptr,  # (S,) int32, or None
     scale,  # times log2(e)
     softcap,  # times log2(e)
     q_stride_token,
@@ -215,7 +239,8 @@ def _decode_attention_kernel(
     D_BLOCK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
+    PREFIX_SHARES: tl.constexpr,
+    MAX_SHARES: tl.constexpr,
     MERGE_BLOCK: tl.constexpr,
     MERGE_GROUP: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -235,6 +260,10 @@ def _decode_attention_kernel(
     if (query_len != 1) | (seq_len <= 0):
         return
     first_tile = 0
+    prefix_shares = 0
+    if PREFIX_SHARES > 0:
+        first_tile = tl.load(prefix_lens_ptr + row) // BLOCK_N
+        prefix_shares = tl.where(first_tile > 0, PREFIX_SHARES, 0)
     if WINDOW > 0:
         first_tile = tl.maximum(seq_len - WINDOW, 0) // BLOCK_N
     num_tiles = tl.cdiv(seq_len, BLOCK_N) - first_tile
@@ -295,13 +324,14 @@ def _decode_attention_kernel(
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
         peak = new_peak
 
-    if used == 1:
+    if (used == 1) & (prefix_shares == 0):
         to = out_ptr + token * (HQ * D) + heads[:, None] * D + columns[None, :]
         y = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(to, y, mask=in_group[:, None] & in_head[None, :])
         return
     first_head = row.to(tl.int64) * HQ + kv_head * GROUP
-    at = (first_head + group) * splits + split
+    slots = PREFIX_SHARES + splits
+    at = (first_head + group) * slots + PREFIX_SHARES + split
     tl.store(stats_ptr + at * 2, peak, mask=in_group)
     tl.store(stats_ptr + at * 2 + 1, mass, mask=in_group)
     to_partial = partial_ptr + at[:, None] * D_BLOCK + columns[None, :]
@@ -311,17 +341,18 @@ def _decode_attention_kernel(
     if tl.atomic_add(counter, 1, sem="acq_rel") != used - 1:
         return
     tl.store(counter, 0)
+    skipped = PREFIX_SHARES - prefix_shares  # slots that this row's prefix would have filled
     _merge_shares(
-        partial_ptr,
-        stats_ptr,
+        partial_ptr + skipped * D_BLOCK,
+        stats_ptr + skipped * 2,
         out_ptr + token * (HQ * D) + kv_head * (GROUP * D),
         first_head,
-        used,
-        splits,
+        prefix_shares + used,
+        slots,
         GROUP,
         D,
         D_BLOCK,
-        MAX_SPLITS,
+        MAX_SHARES,
         MERGE_BLOCK,
         MERGE_GROUP,
     )

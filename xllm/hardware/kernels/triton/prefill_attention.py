@@ -108,7 +108,7 @@ def _row_of_tile(query_start_ptr, tile, num_rows, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
-def _attend_tile(
+def attend_tile(
     q,
     acc,
     mass,
@@ -255,17 +255,17 @@ def _prefill_attention_kernel(
         full_begin = tl.minimum(full_begin, end)
         full_end = tl.maximum(full_end, full_begin)
         for t in range(begin, full_begin):
-            acc, mass, peak = _attend_tile(
+            acc, mass, peak = attend_tile(
                 q, acc, mass, peak, t, positions, first_position, seq_len, cache, scale, softcap,
                 columns, in_head, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, True, UPCAST, PRECISION,
             )  # fmt: skip
     for t in range(full_begin, full_end):
-        acc, mass, peak = _attend_tile(
+        acc, mass, peak = attend_tile(
             q, acc, mass, peak, t, positions, first_position, seq_len, cache, scale, softcap,
             columns, in_head, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, False, UPCAST, PRECISION,
         )  # fmt: skip
     for t in range(full_end, end):
-        acc, mass, peak = _attend_tile(
+        acc, mass, peak = attend_tile(
             q, acc, mass, peak, t, positions, first_position, seq_len, cache, scale, softcap,
             columns, in_head, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, True, UPCAST, PRECISION,
         )  # fmt: skip
