@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from xllm.control.scheduler.policies import POLICIES
 from xllm.control.scheduler.scheduler import PRIORITY_POLICIES
-from xllm.core.config import SchedulerConfig, XllmConfig
+from xllm.core.config import XllmConfig
 from xllm.core.config.files import ModelFiles
 from xllm.core.messages.server import EngineProgress
+from xllm.modeling.attention_backends import BACKENDS
 from xllm.modeling.weights.source import resolve_model
 
 
@@ -23,18 +24,21 @@ def resolve_files(config: XllmConfig, on_progress: Callable[[EngineProgress], No
     def on_bytes(what: str, done: int, total: int) -> None:
         on_progress(EngineProgress(what, done / total if total else -1.0))
 
-    _check_names(config.scheduler)
+    _check_names(config)
     try:
         return resolve_model(config.model, on_bytes)
     except RuntimeError as error:  # a download failed; what to do about it is in the message
         raise ValueError(str(error)) from error
 
 
-def _check_names(config: SchedulerConfig) -> None:
+def _check_names(config: XllmConfig) -> None:
     """Unknown names end here, not after the weights were loaded."""
+    scheduler = config.scheduler
+    backends = ("auto", *BACKENDS.names())
     for flag, name, known in (
-        ("--scheduling", config.scheduling, POLICIES.names()),
-        ("--priority-policy", config.priority_policy, PRIORITY_POLICIES),
+        ("--scheduling", scheduler.scheduling, POLICIES.names()),
+        ("--priority-policy", scheduler.priority_policy, PRIORITY_POLICIES),
+        ("--attention-backend", config.execution.attention_backend, backends),
     ):
         if name not in known:
             raise ValueError(f"{flag} must be one of {', '.join(known)}, got {name!r}")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from xllm.hardware.kernels import ops
 from xllm.modeling.attention import AttentionMetadata, ForwardContext, load_backend
-from xllm.modeling.attention.registry import backends
+from xllm.modeling.attention_backends import BACKENDS
 
 BLOCK = 4
 HEAD_DIM = 16
@@ -57,7 +57,7 @@ _PLATFORMS = {"torch": ("reference", "cpu")}
 @pytest.fixture(
     params=[
         (name, platform)
-        for name in backends.names()
+        for name in BACKENDS.names()
         for platform in _PLATFORMS.get(name, ("reference",))
     ],
     ids="-".join,

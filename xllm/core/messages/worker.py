@@ -53,7 +53,7 @@ MAX_SHARED_PREFIXES = 4
 class SharedPrefixes(msgspec.Struct, frozen=True, array_like=True):
     """Groups of decoding rows whose block tables begin with the same blocks.
 
-    Group ``g`` is the next ``counts[g]`` of ``rows``; its first ``num_tokens[g]`` tokens are shared.
+    Group ``g`` is the next ``counts[g]`` of ``rows``; they share their first ``num_tokens[g]``.
     """
 
     rows: Int32Array  # (sum(counts),) distinct

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import pkgutil
 from types import ModuleType
 
@@ -22,9 +22,10 @@ class Registry:
         self._exclude = frozenset(exclude)
 
     def names(self) -> list[str]:
-        """Sorted names of the entries, found without importing any of them."""
-        path = importlib.import_module(self._package).__path__
-        found = (m.name for m in pkgutil.iter_modules(path))
+        """Sorted names of the entries, found without importing any of them, nor their package."""
+        package = importlib.util.find_spec(self._package)
+        assert package is not None, self._package
+        found = (m.name for m in pkgutil.iter_modules(package.submodule_search_locations))
         return sorted(n for n in found if not n.startswith("_") and n not in self._exclude)
 
     def __contains__(self, name: str) -> bool:

@@ -11,7 +11,7 @@ from xllm.hardware.kernels.shared_prefix import LINE_ROWS, PREFIX_UNIT
 
 
 class PrefixPlacer:
-    """Turns rows into places in the batch. The last answer is kept: a steady step changes nothing."""
+    """Turns rows into places in the batch, and keeps the last answer for steady steps."""
 
     def __init__(self, max_rows: int) -> None:
         self._place = np.zeros(max_rows, np.int32)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from xllm.core.utils.registry import Registry
 from xllm.modeling.attention.base import AttentionBackend
-
-backends = Registry("xllm.modeling.attention", "attention backend", exclude=("base", "registry"))
+from xllm.modeling.attention_backends import BACKENDS
 
 
 def load_backend(name: str) -> AttentionBackend:
@@ -14,5 +12,5 @@ def load_backend(name: str) -> AttentionBackend:
     Raises:
         ValueError: no such backend; the message lists those that exist.
     """
-    backend: AttentionBackend = backends.load(name).Backend()
+    backend: AttentionBackend = BACKENDS.load(name).Backend()
     return backend

@@ -9,9 +9,9 @@ import torch
 from batches import PagedBatch, paged_batch
 
 from xllm.hardware.kernels import reference
+from xllm.hardware.kernels.shared_prefix import LINE_ROWS, PREFIX_UNIT, SharedPrefix
 from xllm.hardware.kernels.triton.attention import paged_attention
 from xllm.hardware.kernels.triton.decode_attention import SplitPlan, decode_attention
-from xllm.hardware.kernels.triton.shared_prefix import LINE_ROWS, PREFIX_UNIT, SharedPrefix
 
 
 def _share(batch: PagedBatch, groups: list[tuple[list[int], int]]) -> SharedPrefix:
@@ -32,17 +32,14 @@ def _share(batch: PagedBatch, groups: list[tuple[list[int], int]]) -> SharedPref
     return SharedPrefix(lens, members)
 
 
-@pytest.mark.parametrize("softcap", [0.0, 3.0])
 @pytest.mark.parametrize(
-    ("heads", "dtype"),
-    [((4, 2), torch.float32), ((3, 1), torch.float32), ((4, 2), torch.bfloat16)],
+    ("heads", "dtype", "softcap"),
+    [((3, 1), torch.float32, 0.0), ((2, 1), torch.float32, 3.0), ((2, 1), torch.bfloat16, 0.0)],
 )
 def test_rows_equal_the_reference(heads, dtype, softcap: float, device) -> None:
-    batch = paged_batch(
-        [1] * 6, [300, 257, 20, 290, 129, 400], heads=heads, dtype=dtype, device=device
-    )
-    # Two prefixes of different lengths, in no order; one row is alone; one has a single own token.
-    prefix = _share(batch, [([3, 0, 1], 2), ([5, 4], 1)])
+    batch = paged_batch([1] * 5, [300, 257, 20, 129, 140], heads=heads, dtype=dtype, device=device)
+    # Two prefixes of different lengths, in no order; one row is alone; two have one own token.
+    prefix = _share(batch, [([1, 0], 2), ([4, 3], 1)])
     rest = (0.3, softcap, 0)
     actual = paged_attention(*batch.arguments, *rest, prefix=prefix)
     expected = reference.paged_attention(*batch.arguments, *rest)
@@ -52,10 +49,10 @@ def test_rows_equal_the_reference(heads, dtype, softcap: float, device) -> None:
 
 @pytest.mark.parametrize("plan", [SplitPlan(1, 1), SplitPlan(4, 1)])
 def test_padding_rows_and_split_rows_merge(plan: SplitPlan, device) -> None:
-    batch = paged_batch([1, 1, 1], [330, 300, 40], device=device)
+    batch = paged_batch([1, 1, 1], [200, 170, 40], heads=(2, 1), device=device)
     prefix = _share(batch, [([0, 1], 1)])
     batch = dataclasses.replace(batch, seq_lens=batch.seq_lens * torch.tensor([1, 1, 0]).to(device))
-    out = torch.full((3, 4 * 16), float("nan"), device=device)
+    out = torch.full((3, 2 * 16), float("nan"), device=device)
     decode_attention(*batch.arguments, 0.3, 0.0, 0, out, prefix=prefix, plan=plan)
     expected = reference.paged_attention(*batch.arguments, 0.3)
     torch.testing.assert_close(out[:2], expected[:2], rtol=2e-5, atol=2e-5)

@@ -99,9 +99,8 @@ def prefix_buckets(decode_buckets: Sequence[int]) -> list[int]:
     largest = decode_buckets[-1]
     if largest < _FEWEST_SHARING:
         return []
-    return [
-        s for s in decode_buckets if (s >= _FEWEST_SHARING and s & (s - 1) == 0) or s == largest
-    ]
+    powers = {s for s in decode_buckets if s >= _FEWEST_SHARING and s & (s - 1) == 0}
+    return sorted(powers | {largest})
 
 
 def max_prefix_lines(num_rows: int) -> int:

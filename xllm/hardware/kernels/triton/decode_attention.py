@@ -5,8 +5,8 @@ row's keys. The last program of a (row, head) to arrive merges the shares, so th
 launch. The grid depends on shapes alone: the kernel is plan-free and graph-safe, rows of any
 length (also none) may stand anywhere, and rows with other query lengths are left alone.
 
-Where rows share leading blocks, ``shared_prefix`` has put its shares of those keys first: a row then
-begins after its prefix and merges all shares.
+Where rows share leading blocks, ``shared_prefix`` has put its shares of those keys first: a row
+then begins after its prefix and merges all shares.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The keys that several decode rows share, read once for all of them.
 
 Grid: (share, KV head, tile of rows). A tile holds the query heads of one KV head for rows with the
-same leading blocks: one matrix product where separate rows would read those blocks again and again.
+same leading blocks: one matrix product where separate rows would read those blocks again each.
 The results are unnormalised shares, which ``decode_attention`` merges with those of each row's own
-keys. The grid depends on shapes alone, and tiles without rows end at once: the kernel is graph-safe.
+keys. The grid depends on shapes alone and tiles without rows end at once, so the kernel is
+graph-safe.
 """
 
 from __future__ import annotations

@@ -1,0 +1,39 @@
+"""Names that do not exist are refused before anything is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from xllm.assembly.resolve import resolve_files
+from xllm.core.config import ExecutionConfig, SchedulerConfig, XllmConfig
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            XllmConfig(execution=ExecutionConfig(attention_backend="nope")),
+            "--attention-backend must be one of auto, torch, triton, got 'nope'",
+        ),
+        (
+            XllmConfig(scheduler=SchedulerConfig(scheduling="nope")),
+            "--scheduling must be one of decode_first, prefill_first, got 'nope'",
+        ),
+    ],
+)
+def test_the_flag_and_the_known_names_are_named(config: XllmConfig, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        resolve_files(config, lambda progress: None)
+    assert str(caught.value) == message
+
+
+def test_known_names_are_found_without_torch() -> None:
+    code = (
+        "import sys; from xllm.modeling.attention_backends import BACKENDS;"
+        "print('triton' in BACKENDS.names(), 'torch' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["True", "False"]
