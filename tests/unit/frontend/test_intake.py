@@ -121,8 +121,6 @@ def refusal(call, *args, **fields):
         ({"response_format": {"type": "yamlish"}}, "response_format"),
         ({"response_format": {}}, "response_format"),
         ({"response_format": "json"}, "response_format"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"priority": 2**40}, "priority"),
         ({"request_id": "x" * 129}, "request_id"),
     ],

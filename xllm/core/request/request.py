@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from xllm.core.request.sampling import SamplingParams
+from xllm.core.request.structured import StructuredOutput
 from xllm.core.utils.arrays import Int32Array
 
 
@@ -36,3 +37,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     arrival_time: float = 0.0  # time.monotonic() of the sending host
     cache_salt: str | None = None
     targets: Targets = Targets()
+    structured_output: StructuredOutput | None = None  # the grammar of every choice

@@ -6,6 +6,8 @@ import math
 
 import msgspec
 
+from xllm.core.request.structured import StructuredOutputsParams
+
 # Greedy below this temperature: dividing logits by less would overflow float32.
 MIN_TEMPERATURE = 1e-5
 MAX_SEED = 2**63 - 1
@@ -18,7 +20,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ``top_k`` 0 or -1, ``top_p`` 1, ``min_p`` 0, penalties 0 (repetition 1) switch a rule off.
     ``max_tokens`` None means "up to the context length". ``logprobs=k`` returns the sampled
     token's logprob and the ``k`` best alternatives; logprobs are those of the raw model
-    distribution, before penalties and temperature. ``seed`` makes the tokens reproducible in any
+    distribution, before penalties, grammar and temperature. ``seed`` makes the tokens reproducible in any
     batch; without one, a seed is drawn when the request arrives.
 
     Raises:
@@ -47,6 +49,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     detokenize: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         set_field = msgspec.structs.force_setattr

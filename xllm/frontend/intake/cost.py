@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from xllm.frontend.intake.messages import num_chars
+from xllm.frontend.intake.structured import asks_for_grammar
 from xllm.frontend.protocol.chat import ChatCompletionRequest
 from xllm.frontend.protocol.completions import CompletionRequest
 from xllm.frontend.protocol.tokenize import TokenizeRequest
@@ -18,6 +19,8 @@ def intake_chars(body: ChatCompletionRequest | CompletionRequest | TokenizeReque
     total = 0
     if isinstance(body, ChatCompletionRequest | CompletionRequest):
         total += sum(map(len, body.bad_words or ())) + len(body.allowed_token_ids or ())
+        if asks_for_grammar(body):
+            total += _UNKNOWN_CHARS
     if isinstance(body, CompletionRequest):
         entries = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         return total + sum(1 if isinstance(entry, int) else len(entry) for entry in entries)

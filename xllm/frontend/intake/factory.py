@@ -12,17 +12,21 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from xllm.core.grammar import GrammarCache, GrammarCompiler
 from xllm.core.request.request import Request, Targets
 from xllm.core.request.sampling import MAX_SEED, SamplingParams
 from xllm.frontend.intake.bad_words import bad_word_token_ids
 from xllm.frontend.intake.defaults import SamplingDefaults
+from xllm.frontend.intake.grammar_check import GrammarCheck
 from xllm.frontend.intake.limits import Limits
 from xllm.frontend.intake.messages import num_chars, template_messages
 from xllm.frontend.intake.params import chat_params, completion_params, targets_of
-from xllm.frontend.intake.tools import check_format, visible_tools
+from xllm.frontend.intake.structured import Form, asked_form, to_grammar
+from xllm.frontend.intake.tools import visible_tools
 from xllm.frontend.parsers import MessageParser
 from xllm.frontend.protocol.chat import ChatCompletionRequest
 from xllm.frontend.protocol.completions import CompletionRequest
@@ -41,12 +45,13 @@ class PreparedRequest:
     """A request for the engine, and what reading its answer takes.
 
     ``prompt_text`` is the prompt if it came as text. ``new_parser`` makes the reader of one
-    choice's text; None where all of it is content.
+    choice's text; None where all of it is content. ``grammar_field`` is the field that an error of the request's grammar blames.
     """
 
     request: Request
     prompt_text: str | None = None
     new_parser: Callable[[], MessageParser] | None = None
+    grammar_field: str = "structured_outputs"
 
 
 class RequestFactory:
@@ -61,6 +66,9 @@ class RequestFactory:
         defaults: sampling values for fields that a request leaves out.
         eos_token_ids: every id that ends a text.
         seed: seeds requests that bring no seed, in order of arrival.
+
+    Attributes:
+        grammars: what compiles the grammars of prepared requests, to be asked before they are sent.
     """
 
     def __init__(
@@ -78,13 +86,13 @@ class RequestFactory:
         self.defaults = defaults or SamplingDefaults()
         self._chat_template = chat_template
         self._eos_token_ids = tuple(i for i in eos_token_ids if i < limits.vocab_size)
+        self.grammars = GrammarCheck(GrammarCache(self._grammar_compiler))
         self._handles = itertools.count(1)
         self._random = random.Random(seed)
 
     def from_chat(self, body: ChatCompletionRequest) -> PreparedRequest:
         """A chat request: one prompt, ``n`` choices."""
         try:
-            check_format(body)
             self.limits.check_top_logprobs(body.top_logprobs)
             params = chat_params(body, self.defaults)
             text = self.render(body)
@@ -96,7 +104,6 @@ class RequestFactory:
     def from_completion(self, body: CompletionRequest) -> list[PreparedRequest]:
         """A completion request: one entry per prompt, in order."""
         try:
-            check_format(body)
             if body.suffix:
                 raise ValueError("suffix is not supported: the model cannot fill in the middle")
             params = completion_params(body, self.defaults)
@@ -164,6 +171,11 @@ class RequestFactory:
             self.limits.check_text(field, len(text), self.tokenizer.max_token_chars)
         return self.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
 
+    def _grammar_compiler(self) -> GrammarCompiler:
+        return GrammarCompiler(
+            self.tokenizer.vocabulary(self.limits.vocab_size, self._eos_token_ids)
+        )
+
     def _prompts(
         self, body: CompletionRequest, n: int
     ) -> tuple[Sequence[str | None], Sequence[Sequence[int]]]:
@@ -195,6 +207,7 @@ class RequestFactory:
             raise ValueError(f"request_id must have at most {_MAX_REQUEST_ID} characters")
         return self._resolve(
             *(field, ids, params, text, body.priority or 0),
+            form=asked_form(body),
             targets=targets_of(body),
             cache_salt=body.cache_salt,
             request_id=body.request_id,
@@ -208,6 +221,7 @@ class RequestFactory:
         text: str | None,
         priority: int,
         *,
+        form: Form | None = None,
         targets: Targets = Targets(),  # noqa: B008 - frozen
         cache_salt: str | None = None,
         request_id: str | None = None,
@@ -217,9 +231,13 @@ class RequestFactory:
         limits.check_priority(priority)
         limits.check_prompt(field, ids, params.max_tokens)
         if params.top_k >= limits.vocab_size:
-            params = _without_top_k(params)
+            params = _replace(params, top_k=0)  # keeping the whole vocabulary filters nothing
+        if params.structured_outputs is not None:
+            form = Form(params.structured_outputs, "structured_outputs")
+            params = _replace(params, structured_outputs=None)
         room = limits.max_model_len - len(ids)
-        ends = () if params.ignore_eos else self._eos_token_ids
+        # A grammar that has come to its end leaves nothing but EOS to sample.
+        ends = () if params.ignore_eos and form is None else self._eos_token_ids
         stop_token_ids = tuple(dict.fromkeys((*ends, *params.stop_token_ids)))
         seed = self._random.getrandbits(62) if params.seed is None else params.seed
         request = Request(
@@ -236,11 +254,14 @@ class RequestFactory:
             arrival_time=time.monotonic(),
             cache_salt=cache_salt or None,
             targets=targets,
+            structured_output=None if form is None else to_grammar(form),
         )
-        return PreparedRequest(request, text)
+        if form is None:
+            return PreparedRequest(request, text)
+        return PreparedRequest(request, text, grammar_field=form.field)
 
 
-def _without_top_k(params: SamplingParams) -> SamplingParams:
-    """The same with the filter off: keeping the whole vocabulary filters nothing."""
+def _replace(params: SamplingParams, **changes: Any) -> SamplingParams:
+    """The same with other values, which are checked again."""
     values = {name: getattr(params, name) for name in params.__struct_fields__}
-    return SamplingParams(**{**values, "top_k": 0})
+    return SamplingParams(**{**values, **changes})

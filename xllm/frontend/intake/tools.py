@@ -1,11 +1,10 @@
-"""Checks of ``tools``, ``tool_choice`` and ``response_format``: what is served and what is not."""
+"""Checks of ``tools`` and ``tool_choice``: what is served and what is not."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from xllm.frontend.protocol.chat import ChatCompletionRequest
-from xllm.frontend.protocol.sampling import CommonFields
 
 
 def visible_tools(body: ChatCompletionRequest) -> list[dict[str, Any]] | None:
@@ -37,22 +36,6 @@ def visible_tools(body: ChatCompletionRequest) -> list[dict[str, Any]] | None:
     elif not tools:
         raise ValueError("tool_choice 'required' needs tools")
     raise ValueError("tool_choice that forces a call is not supported yet; use auto or none")
-
-
-def check_format(body: CommonFields) -> None:
-    """Refuse constrained output rather than serve it unconstrained.
-
-    Raises:
-        ValueError: a format other than text, or any ``structured_outputs``.
-    """
-    if body.structured_outputs is not None:
-        raise ValueError("structured_outputs is not supported yet")
-    form = body.response_format
-    if form is None or form.type == "text":
-        return
-    if form.type in ("json_object", "json_schema", "structural_tag"):
-        raise ValueError(f"response_format {form.type!r} is not supported yet; only text is")
-    raise ValueError(f"response_format.type must be 'text', got {form.type[:64]!r}")
 
 
 def _function_name(tool: dict[str, Any], path: str) -> str:

@@ -15,11 +15,13 @@ class StreamOptions(msgspec.Struct):
 
 
 class ResponseFormat(msgspec.Struct):
-    """Asked form of the answer; only ``text`` is served."""
+    """Asked form of the answer; ``frontend.intake.structured`` reads it."""
 
     type: str
     json_schema: Any = None
     schema: Any = None
+    structures: Any = None
+    triggers: Any = None
 
 
 class CommonFields(msgspec.Struct, kw_only=True):
@@ -57,6 +59,13 @@ class CommonFields(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: Any = None
+    regex: str | None = None
+    ebnf: str | None = None
     add_special_tokens: bool | None = None
     priority: int | None = None
     timeout: float | None = None

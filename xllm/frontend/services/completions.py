@@ -58,6 +58,8 @@ class CompletionService:
         check_model(body.model, self._model)
         check_stream_fields(body)
         prepared = await off_loop(intake_chars(body), lambda: self._factory.from_completion(body))
+        first = prepared[0]  # all prompts share one grammar
+        await self._factory.grammars.check(first.request.structured_output, first.grammar_field)
         stream = self._dispatcher.submit(
             prepared, whole=not body.stream, keep_entries=bool(body.return_token_ids)
         )

@@ -46,6 +46,9 @@ class Conversations:
         check_model(body.model, self.model)
         check_stream_fields(body)
         prepared = await off_loop(intake_chars(body), lambda: self._factory.from_chat(body))
+        await self._factory.grammars.check(
+            prepared.request.structured_output, prepared.grammar_field
+        )
         stream = self._dispatcher.submit(
             [prepared], whole=not body.stream, keep_entries=bool(body.return_token_ids)
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import tokenizers
 
+from xllm.core.grammar import Vocabulary
 from xllm.frontend.text import token_bytes
 
 _PROBE = "a"
@@ -109,6 +110,10 @@ class Tokenizer:
                 text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
             self._printable[token_id] = text
         return text
+
+    def vocabulary(self, size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
+        """What grammars know of a model with ``size`` ids."""
+        return Vocabulary.of_size(size, self.token_bytes, self.special_ids, eos_token_ids)
 
     def token_id(self, token: str) -> int | None:
         """Id of a vocabulary entry by its exact name."""

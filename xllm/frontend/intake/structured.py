@@ -1,0 +1,219 @@
+"""``response_format``, ``structured_outputs`` and their older names to one grammar.
+
+Programs that constrain an answer themselves (forced tool calls) build a
+``StructuredOutputsParams``, say ``StructuredOutputsParams(json=schema, after_text="</think>")`` or
+``StructuredOutputsParams(grammar=lark)``, and put ``to_grammar(Form(params, "tool_choice"))``
+into ``Request.structured_output``; the field named there is the one that errors blame.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from xllm.core.grammar.compiler import GrammarError, ebnf_to_lark
+from xllm.core.request.structured import StructuredOutput, StructuredOutputsParams
+from xllm.frontend.intake.structural_tag import tags_to_lark
+from xllm.frontend.protocol.sampling import CommonFields, ResponseFormat
+
+MAX_GRAMMAR_BYTES = 256 << 10
+MAX_SCHEMA_DEPTH = 64
+MAX_SCHEMA_OBJECTS = 4096  # compiling takes time quadratic in their number
+MAX_MULTIPLE = 100_000  # of multipleOf, in units of its last decimal: compiled to as many states
+MAX_CHOICES = 4096
+
+# Field of a body -> kind of constraint; the former names of vLLM, then those of SGLang.
+_ALIASES = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
+_FORMATS = "text, json_object, json_schema or structural_tag"
+_TO_ESCAPE = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Form:
+    """What form an answer must have, and the field that says so."""
+
+    params: StructuredOutputsParams
+    field: str
+
+
+def asked_form(body: CommonFields) -> Form | None:
+    """The form that a body asks for, under whichever name; None for plain text.
+
+    Raises:
+        ValueError: several, or a malformed one; the message starts with the field's name.
+    """
+    forms = [_of_response_format(body.response_format), _of_structured_outputs(body)]
+    for field, kind in _ALIASES.items():
+        value = getattr(body, field)
+        if value is not None:
+            forms.append(Form(_convert(field, {kind: value}), field))
+    found = [form for form in forms if form is not None]
+    if len(found) > 1:
+        raise ValueError(f"{found[1].field} excludes {found[0].field}: give one of them")
+    return found[0] if found else None
+
+
+def asks_for_grammar(body: CommonFields) -> bool:
+    """Whether ``asked_form`` has more to do than to look."""
+    form = body.response_format
+    named = any(getattr(body, field) is not None for field in _ALIASES)
+    return named or body.structured_outputs is not None or bool(form and form.type != "text")
+
+
+def to_grammar(form: Form) -> StructuredOutput:
+    """The grammar of a form, checked for size but not compiled.
+
+    Raises:
+        ValueError: it is malformed or too large; the message starts with ``form.field``.
+    """
+    params, field = form.params, form.field
+    if params.whitespace_pattern is not None:
+        raise ValueError(
+            f"{field}.whitespace_pattern is not supported: optional white space is bounded already"
+        )
+    try:
+        kind, text = _lower(params)
+    except GrammarError as error:
+        raise ValueError(f"{field}: {error}") from None
+    num_bytes = len(text.encode("utf-8", "surrogatepass"))
+    if num_bytes > MAX_GRAMMAR_BYTES:
+        raise ValueError(f"{field} must have at most {MAX_GRAMMAR_BYTES} bytes, got {num_bytes}")
+    return StructuredOutput(
+        kind,  # type: ignore[arg-type]
+        text,
+        params.disable_any_whitespace,
+        params.after_token_ids,
+        params.after_text,
+    )
+
+
+def check_schema(schema: Any) -> dict[str, Any] | bool:
+    """A JSON schema, given as text or value, within the limits of size.
+
+    Raises:
+        GrammarError: it is none, or too deep or large to compile in reasonable time.
+    """
+    if isinstance(schema, str):
+        if len(schema) > MAX_GRAMMAR_BYTES:
+            raise GrammarError(f"a schema may have at most {MAX_GRAMMAR_BYTES} bytes")
+        try:
+            schema = msgspec.json.decode(schema)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise GrammarError(f"the schema is not valid JSON: {error}") from None
+    if not isinstance(schema, dict | bool):
+        raise GrammarError("a JSON schema must be an object")
+    _check_size(schema)
+    return schema
+
+
+def _lower(params: StructuredOutputsParams) -> tuple[str, str]:
+    """Kind and text of the grammar that enforces the one constraint that is given."""
+    if params.json is not None:
+        return "json_schema", msgspec.json.encode(check_schema(params.json)).decode()
+    if params.regex is not None:
+        if not params.regex:
+            raise GrammarError("the regular expression must not be empty")
+        return "regex", params.regex
+    if params.choice is not None:
+        return "regex", _choices(params.choice)
+    if params.grammar is not None:
+        if not params.grammar.strip():
+            raise GrammarError("the grammar must not be empty")
+        if len(params.grammar) > MAX_GRAMMAR_BYTES:
+            raise GrammarError(f"a grammar may have at most {MAX_GRAMMAR_BYTES} bytes")
+        is_ebnf = "::=" in params.grammar
+        return "lark", ebnf_to_lark(params.grammar) if is_ebnf else params.grammar
+    if params.structural_tag is not None:
+        return "lark", tags_to_lark(params.structural_tag, check_schema)
+    return "json_schema", '{"type":"object"}'
+
+
+def _choices(choices: tuple[str, ...]) -> str:
+    if not choices or not all(choices):
+        raise GrammarError("choices must not be empty")
+    if len(choices) > MAX_CHOICES:
+        raise GrammarError(f"at most {MAX_CHOICES} choices are possible, got {len(choices)}")
+    return "|".join(_TO_ESCAPE.sub(r"\\\g<0>", choice) for choice in dict.fromkeys(choices))
+
+
+def _of_response_format(form: ResponseFormat | None) -> Form | None:
+    if form is None or form.type == "text":
+        return None
+    value: dict[str, Any]
+    if form.type == "json_object":
+        value = {"json_object": True} if form.schema is None else {"json": form.schema}
+    elif form.type == "json_schema":
+        value = {"json": _schema_of(form)}
+    elif form.type == "structural_tag":
+        value = {"structural_tag": {"structures": form.structures, "triggers": form.triggers}}
+    else:
+        raise ValueError(f"response_format.type must be {_FORMATS}, got {form.type[:64]!r}")
+    return Form(_convert("response_format", value), "response_format")
+
+
+def _schema_of(form: ResponseFormat) -> Any:
+    wrapped = form.json_schema
+    if wrapped is None and form.schema is not None:
+        return form.schema
+    if not isinstance(wrapped, dict):
+        raise ValueError("response_format.json_schema must be an object with a schema")
+    if not isinstance(schema := wrapped.get("schema"), dict | bool):
+        raise ValueError("response_format.json_schema.schema must be a JSON schema object")
+    return schema
+
+
+def _of_structured_outputs(body: CommonFields) -> Form | None:
+    value = body.structured_outputs
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise ValueError("structured_outputs must be an object")
+    inner = {key: entry for key, entry in value.items() if not key.startswith("after_")}
+    return Form(_convert("structured_outputs", inner), "structured_outputs")
+
+
+def _convert(field: str, value: dict[str, Any]) -> StructuredOutputsParams:
+    try:
+        return msgspec.convert(value, StructuredOutputsParams)
+    except msgspec.ValidationError as error:
+        problem = str(error).replace("`", "").removeprefix("structured_outputs ")
+        raise ValueError(f"{field}: {problem}") from None
+
+
+def _check_size(schema: dict[str, Any] | bool) -> None:
+    num_objects = 0
+    todo: list[tuple[Any, int]] = [(schema, 1)]
+    while todo:
+        value, depth = todo.pop()
+        if depth > MAX_SCHEMA_DEPTH:
+            raise GrammarError(f"a schema may be nested at most {MAX_SCHEMA_DEPTH} deep")
+        if isinstance(value, dict):
+            num_objects += 1
+            _check_multiple(value.get("multipleOf"))
+            todo += [(entry, depth + 1) for entry in value.values()]
+        elif isinstance(value, list):
+            todo += [(entry, depth + 1) for entry in value]
+    if num_objects > MAX_SCHEMA_OBJECTS:
+        raise GrammarError(
+            f"a schema may have at most {MAX_SCHEMA_OBJECTS} objects in it, got {num_objects}"
+        )
+
+
+def _check_multiple(value: object) -> None:
+    if isinstance(value, int | float):
+        _, digits, exponent = Decimal(str(value)).normalize().as_tuple()
+        whole = int("".join(map(str, digits))) * 10 ** min(max(0, int(exponent)), 9)
+        if whole > MAX_MULTIPLE:
+            raise GrammarError(f"multipleOf may have a value of at most {MAX_MULTIPLE}")
