@@ -102,7 +102,7 @@ def nested(depth):
             "structured_outputs",
             "whitespace_pattern",
         ),
-        ({"guided_json": nested(40)}, "guided_json", "64 deep"),
+        ({"guided_json": nested(70)}, "guided_json", "64 deep"),
         ({"guided_json": {"enum": ["x" * 300_000]}}, "guided_json", "262144"),
         ({"guided_json": {"anyOf": [{}] * 5000}}, "guided_json", "4096"),
         ({"guided_json": {"multipleOf": 1_000_003}}, "guided_json", "multipleOf"),

@@ -51,6 +51,9 @@ class Admission:
                 f"prompt has {prompt_len} tokens, but the KV cache holds at most "
                 f"{blocks.capacity_tokens}",
             )
+        if request.structured_output is not None:
+            message = "structured_outputs is not supported by this engine"
+            return Failure(request.handle, -1, message, 400, "structured_outputs")
         if len(self._state.queue) >= self._config.max_waiting:
             message = f"{self._config.max_waiting} requests wait already; try again later"
             return Failure(request.handle, -1, message, 429)

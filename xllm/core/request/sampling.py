@@ -20,8 +20,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ``top_k`` 0 or -1, ``top_p`` 1, ``min_p`` 0, penalties 0 (repetition 1) switch a rule off.
     ``max_tokens`` None means "up to the context length". ``logprobs=k`` returns the sampled
     token's logprob and the ``k`` best alternatives; logprobs are those of the raw model
-    distribution, before penalties, grammar and temperature. ``seed`` makes the tokens reproducible in any
-    batch; without one, a seed is drawn when the request arrives.
+    distribution, before penalties, grammar and temperature. ``seed`` makes the tokens
+    reproducible in any batch; without one, a seed is drawn when the request arrives.
 
     Raises:
         ValueError: a value is out of range; the message starts with the field's name.

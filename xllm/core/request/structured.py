@@ -13,9 +13,9 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     """The form that an answer must have. Names follow vLLM; exactly one kind is given.
 
     ``json`` is a JSON schema (text or value), ``regex`` must match the whole answer, ``choice``
-    lists the possible answers, ``grammar`` is Lark (or EBNF in the style of GBNF), ``structural_tag``
-    constrains only what lies between tags: ``{"structures": [{"begin", "schema", "end"}],
-    "triggers": [...]}``.
+    lists the possible answers, ``grammar`` is Lark (or EBNF in the style of GBNF),
+    ``structural_tag`` constrains only what lies between tags:
+    ``{"structures": [{"begin", "schema", "end"}], "triggers": [...]}``.
 
     A thinking model is constrained only after its reasoning: from the token after the sequence
     ``after_token_ids``, or after the text ``after_text`` was generated. The answer cannot end
