@@ -122,7 +122,7 @@ def nested(depth):
             "response_format",
             "schema",
         ),
-        ({"response_format": {"type": "structural_tag"}}, "response_format", "structur"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format", "array"),
         (
             {"response_format": {"type": "structural_tag", **TAG, "triggers": ["<g"]}},
             "response_format",
@@ -166,7 +166,7 @@ async def _check(factory, **fields):
 @pytest.mark.parametrize(
     "schema",
     [
-        {"type": "objekt"},
+        {"type": "thing"},
         {"type": 7},
         {"type": "string", "pattern": "(unclosed["},
         {"$ref": "#/$defs/none"},
