@@ -45,7 +45,8 @@ class PreparedRequest:
     """A request for the engine, and what reading its answer takes.
 
     ``prompt_text`` is the prompt if it came as text. ``new_parser`` makes the reader of one
-    choice's text; None where all of it is content. ``grammar_field`` is the field that an error of the request's grammar blames.
+    choice's text; None where all of it is content. ``grammar_field`` is what an error of the
+    request's grammar blames.
     """
 
     request: Request
