@@ -10,13 +10,13 @@ from xllm.version import __version__
 
 if TYPE_CHECKING:
     from xllm.core.request.sampling import SamplingParams
-    from xllm.entrypoints.offline import LLM, AsyncLLM
+    from xllm.entrypoints.offline import LLM, AsyncLLM, LoRARequest
 
-__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "LoRARequest", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("LLM", "AsyncLLM"):
+    if name in ("LLM", "AsyncLLM", "LoRARequest"):
         from xllm.entrypoints import offline
 
         return getattr(offline, name)

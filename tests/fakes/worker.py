@@ -125,6 +125,12 @@ class FakeWorker:
             async_device=self._async_device,
         )
 
+    def load_adapter(self, adapter: int, folder: str) -> None:
+        """There are no weights to change."""
+
+    def unload_adapter(self, adapter: int) -> None:
+        """Nothing to forget."""
+
     def close(self) -> None:
         """Nothing to give back."""
 

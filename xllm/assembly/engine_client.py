@@ -14,8 +14,16 @@ from xllm.assembly.stats_log import StatsLog
 from xllm.core.channels import ClientChannel, SocketFolder
 from xllm.core.config import ServerConfig, XllmConfig
 from xllm.core.config.files import ModelFiles
-from xllm.core.messages.engine import AbortRequests, AddRequests, Hello, ResetPrefixCache
+from xllm.core.messages.engine import (
+    AbortRequests,
+    AddRequests,
+    Hello,
+    LoadAdapter,
+    ResetPrefixCache,
+    UnloadAdapter,
+)
 from xllm.core.messages.server import (
+    AdapterLoaded,
     EngineDead,
     EngineProgress,
     EngineReady,
@@ -76,6 +84,7 @@ class ProcessEngineClient:
         self._draining = False
         self._death: str | None = None
         self._loaded = asyncio.get_running_loop().create_future()
+        self._loading: dict[str, asyncio.Future[AdapterLoaded]] = {}  # adapters, by name
         self._watcher: asyncio.Task[None] | None = None
         self._folder = SocketFolder()
         self._peer_id = secrets.token_bytes(16)
@@ -178,6 +187,31 @@ class ProcessEngineClient:
         if self._death is None:
             self._channel.send(AbortRequests(list(handles), list(choices), stopped))
 
+    async def load_adapter(self, name: str, folder: str) -> int:
+        """Load a LoRA adapter from a folder of this host; the number that requests name it by.
+
+        Raises:
+            RequestError: 400; it does not fit. 409; it is being loaded. 503 without an engine.
+        """
+        if not self.healthy:
+            raise RequestError(503, self._unavailable())
+        if name in self._loading:
+            raise RequestError(409, f"lora_name {name!r} is being loaded", param="lora_name")
+        future = self._loading[name] = asyncio.get_running_loop().create_future()
+        try:
+            self._channel.send(LoadAdapter(name, folder))
+            loaded = await future
+        finally:
+            del self._loading[name]
+        if loaded.error is not None:
+            raise RequestError(400, f"lora_path: {loaded.error}", param="lora_path")
+        return loaded.adapter
+
+    def unload_adapter(self, adapter: int) -> None:
+        """Take no new request for an adapter; its last one still ends well."""
+        if self._death is None:
+            self._channel.send(UnloadAdapter(adapter))
+
     def reset_prefix_cache(self) -> None:
         """Forget every cached block that no sequence uses."""
         if self._death is None:
@@ -209,6 +243,9 @@ class ProcessEngineClient:
                 self._metrics.engine_up.set(1)
                 if not self._loaded.done():
                     self._loaded.set_result(message)
+            elif isinstance(message, AdapterLoaded):
+                if (waiting := self._loading.get(message.name)) and not waiting.done():
+                    waiting.set_result(message)
             elif isinstance(message, EngineProgress):
                 self._on_progress(message)
             elif isinstance(message, EngineDead):
@@ -226,6 +263,9 @@ class ProcessEngineClient:
         self._stats = EngineStats()
         self._observer.take_stats(self._stats)
         self._process.kill()
+        for waiting in self._loading.values():
+            if not waiting.done():
+                waiting.set_exception(RequestError(503, self._unavailable()))
         if not self._loaded.done():
             self._loaded.set_exception(EngineFailed(reason))
         else:

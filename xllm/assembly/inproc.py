@@ -74,6 +74,21 @@ class InprocEngine:
         for handle, choice in zip(handles, choices, strict=True):
             loop.abort(handle, choice, stopped)
 
+    def load_adapter(self, name: str, folder: str) -> int:
+        """Load a LoRA adapter; the number that requests name it by.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        loaded = self._running().loop.load_adapter(name, folder)
+        if loaded.error is not None:
+            raise ValueError(loaded.error)
+        return loaded.adapter
+
+    def unload_adapter(self, adapter: int) -> None:
+        """Forget an adapter once its last request has ended."""
+        self._running().loop.unload_adapter(adapter)
+
     def step(self) -> list[OutputBatch]:
         """Run one step; what it brought."""
         return [m for m in self._running().loop.step() if isinstance(m, OutputBatch)]

@@ -29,6 +29,15 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = dict[str, Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class LoRARequest:
+    """An adapter by name and folder. The number is vLLM's; the name is what counts here."""
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+
+
 class LLM:
     """A model loaded into this process.
 
@@ -58,6 +67,10 @@ class LLM:
         ready = self._engine.start()
         text = load_text(config, self._engine.files)
         self._factory = text.request_factory(config, ready)
+        self._adapters = {
+            name: self._engine.load_adapter(name, folder)
+            for name, folder in config.lora.modules.items()
+        }
         self._processor = text.output_processor()
         self._default_params = text.defaults
         self.max_model_len = ready.max_model_len
@@ -93,6 +106,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
     ) -> list[RequestOutput]:
         """Continue prompts, given as texts or as lists of token ids.
 
@@ -101,6 +115,7 @@ class LLM:
             sampling_params: for all prompts, or one for each; by default the model's own
                 (``generation_config.json``).
             use_tqdm: show a progress bar.
+            lora_request: adapter to use, loaded when its name is new; needs ``enable_lora``.
 
         Returns:
             One output per prompt, in their order.
@@ -109,10 +124,11 @@ class LLM:
             ValueError: a prompt or parameter that cannot be served; names field and limit.
             RuntimeError: a sequence failed while it ran.
         """
+        adapter = self._adapter(lora_request)
         prompt_list = _as_list(prompts)
         params = _one_each(sampling_params or self.default_sampling_params(), len(prompt_list))
         prepared = [
-            _prepare(self._factory, _plain(prompt), each)
+            _prepare(self._factory, _plain(prompt), each, adapter)
             for prompt, each in zip(prompt_list, params, strict=True)
         ]
         return self._run(prepared, use_tqdm)
@@ -123,23 +139,35 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several.
 
         Args:
             messages: OpenAI messages of one conversation, or a list of conversations.
+            lora_request: as in ``generate``.
             **options: ``tools``, ``add_generation_prompt``, ``continue_final_message`` or
                 ``chat_template_kwargs``, as in the HTTP API.
         """
+        adapter = self._adapter(lora_request)
         chats = [messages] if messages and isinstance(messages[0], dict) else messages
         params = _one_each(sampling_params or self.default_sampling_params(), len(chats))
         prompts = [self._render(chat, options) for chat in chats]
         prepared = [
-            dataclasses.replace(_prepare(self._factory, ids, each), prompt_text=text)
+            dataclasses.replace(_prepare(self._factory, ids, each, adapter), prompt_text=text)
             for (text, ids), each in zip(prompts, params, strict=True)
         ]
         return self._run(prepared, use_tqdm)
+
+    def _adapter(self, lora_request: LoRARequest | None) -> int:
+        """The engine's number of an adapter, which is loaded if need be."""
+        if lora_request is None:
+            return 0
+        name = lora_request.lora_name
+        if name not in self._adapters:
+            self._adapters[name] = self._engine.load_adapter(name, lora_request.lora_path)
+        return self._adapters[name]
 
     def _render(self, chat: Any, options: dict[str, Any]) -> tuple[str, list[int]]:
         body = msgspec.convert(
@@ -260,10 +288,10 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _prepare(
-    factory: RequestFactory, prompt: str | Sequence[int], params: SamplingParams
+    factory: RequestFactory, prompt: str | Sequence[int], params: SamplingParams, adapter: int = 0
 ) -> PreparedRequest:
     try:
-        return factory.create(prompt, params)
+        return factory.create(prompt, params, adapter=adapter)
     except RequestError as error:
         raise plain_error(error) from None
 

@@ -13,7 +13,14 @@ from safetensors.torch import save_file
 
 from xllm.control.engine import EngineLoop, OverlapEngineLoop
 from xllm.control.scheduler import build_scheduler
-from xllm.core.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, XllmConfig
+from xllm.core.config import (
+    CacheConfig,
+    ExecutionConfig,
+    LoraConfig,
+    ModelConfig,
+    SchedulerConfig,
+    XllmConfig,
+)
 from xllm.core.config.files import ModelFiles
 from xllm.core.messages.server import EngineReady, OutputBatch
 from xllm.core.request.finish import FinishReason
@@ -134,6 +141,7 @@ def tiny_config(
     num_kv_tokens: int = 16 * MAX_LEN,
     max_rows: int = 16,
     scheduling: str = "decode_first",
+    max_loras: int = 0,
 ) -> XllmConfig:
     """float32 on the CPU."""
     return XllmConfig(
@@ -149,6 +157,7 @@ def tiny_config(
             scheduling=scheduling,
             async_scheduling=overlap,
         ),
+        lora=LoraConfig(enable_lora=max_loras > 0, max_loras=max(max_loras, 1), max_lora_rank=8),
         # One thread: handing such tiny ops to a second one costs more than they take.
         execution=ExecutionConfig(device="cpu", num_threads=1),
     )
@@ -165,17 +174,17 @@ class TinyEngine:
         loop = OverlapEngineLoop if overlap else EngineLoop
         ready = EngineReady(files.name, MAX_LEN, info.vocab_size, 0, 1.0)
         # Requests go straight to the loop: no inbox, no outbox.
-        self._loop = loop(self.scheduler, self.worker, None, None, ready)
+        self.loop = loop(self.scheduler, self.worker, None, None, ready)
         self.batches: list[OutputBatch] = []
 
     def run(self, requests: list[Request]) -> Tokens:
         """Tokens of every choice. Every one must end by length."""
         for entry in requests:
-            self._loop.submit(entry)
+            self.loop.submit(entry)
         tokens: Tokens = {}
         self.batches.clear()
         while self.scheduler.has_work:
-            for batch in self._loop.step():
+            for batch in self.loop.step():
                 self.batches.append(batch)
                 collect(batch, tokens)
             self.scheduler.check()

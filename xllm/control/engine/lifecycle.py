@@ -8,6 +8,7 @@ import logging
 import time
 from typing import Protocol
 
+from xllm.control.engine.adapters import AdapterBook
 from xllm.control.engine.stats import StatsReporter
 from xllm.control.scheduler import Scheduler
 from xllm.control.workers import WorkerPort
@@ -16,16 +17,26 @@ from xllm.core.messages.engine import (
     AddRequests,
     Drain,
     Hello,
+    LoadAdapter,
     ResetPrefixCache,
     ToEngine,
+    UnloadAdapter,
 )
-from xllm.core.messages.server import EngineReady, EngineStats, Failure, OutputBatch, ToServer
+from xllm.core.messages.server import (
+    AdapterLoaded,
+    EngineReady,
+    EngineStats,
+    Failure,
+    OutputBatch,
+    ToServer,
+)
 from xllm.core.messages.worker import StepPlan
 from xllm.core.request.request import Request
 
 logger = logging.getLogger(__name__)
 
 _DRAINING = "the server is shutting down"
+_NO_ADAPTER = "model: the adapter was unloaded"
 
 
 class EngineDeadError(RuntimeError):
@@ -73,6 +84,7 @@ class EngineLoopBase(abc.ABC):
         self._inbox = inbox
         self._outbox = outbox
         self._ready = ready
+        self._adapters = AdapterBook(scheduler, worker)
         self._stats = StatsReporter()
         self._drain_deadline: float | None = None  # time.monotonic()
 
@@ -90,12 +102,22 @@ class EngineLoopBase(abc.ABC):
         """
         if self._drain_deadline is not None:
             self._scheduler.refuse(Failure(request.handle, -1, _DRAINING, 503))
+        elif request.adapter and request.adapter not in self._adapters:
+            self._scheduler.refuse(Failure(request.handle, -1, _NO_ADAPTER, 404, "model"))
         else:
             self._scheduler.add(request)
 
     def abort(self, handle: int, choice: int = -1, stopped: bool = False) -> None:
         """End one choice (or all, -1) of a request; see ``Scheduler.abort``."""
         self._scheduler.abort(handle, choice, stopped)
+
+    def load_adapter(self, name: str, folder: str) -> AdapterLoaded:
+        """Load an adapter between two steps."""
+        return self._adapters.load(name, folder)
+
+    def unload_adapter(self, adapter: int) -> None:
+        """Take no new request for an adapter; its room comes back when its last one has ended."""
+        self._adapters.unload(adapter)
 
     def stats(self) -> EngineStats:
         """Gauges and counters now."""
@@ -134,6 +156,7 @@ class EngineLoopBase(abc.ABC):
             timeout = None
         for message in self._inbox.receive(timeout):
             self._apply(message)
+        self._adapters.release()
         if self._drain_deadline is not None and time.monotonic() >= self._drain_deadline:
             self._scheduler.fail_all(_DRAINING, 503)
         return True
@@ -155,6 +178,10 @@ class EngineLoopBase(abc.ABC):
                 self._drain_deadline = time.monotonic() + timeout_seconds
             case ResetPrefixCache():
                 self._scheduler.reset_prefix_cache()
+            case LoadAdapter(name, folder):
+                self._outbox.send(self.load_adapter(name, folder))
+            case UnloadAdapter(adapter):
+                self.unload_adapter(adapter)
 
     # --- for the two loops -------------------------------------------------------------------
 

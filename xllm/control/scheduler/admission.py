@@ -76,6 +76,7 @@ class Admission:
         shares = self._enable_prefix_caching or request.params.n > 1
         identity = PrefixIdentity(
             cache_salt=request.cache_salt,
+            adapter=str(request.adapter) if request.adapter else None,
             private=None if self._enable_prefix_caching else request.handle,
         )
         keys = state.blocks.keys(identity) if shares else None

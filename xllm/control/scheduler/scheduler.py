@@ -10,7 +10,7 @@ from xllm.control.scheduler.commit import Committer
 from xllm.control.scheduler.policies import POLICIES
 from xllm.control.scheduler.policies.base import Phase, Policy, RunningLoad
 from xllm.control.scheduler.preemption import Preemption
-from xllm.control.scheduler.sequence import Status
+from xllm.control.scheduler.sequence import Sequence, Status
 from xllm.control.scheduler.sharing import SharedPrefixFinder
 from xllm.control.scheduler.state import SchedulerState, StepInFlight
 from xllm.core.config import SchedulerConfig
@@ -18,6 +18,7 @@ from xllm.core.messages.server import EngineStats, Failure, OutputBatch
 from xllm.core.messages.worker import NewRows, StepPlan, StepResult
 from xllm.core.request.finish import FinishReason
 from xllm.core.request.request import Request
+from xllm.core.utils.arrays import Int32Array
 from xllm.kv_cache.blocks import BlockManager
 
 PRIORITY_POLICIES = ("fcfs", "priority")
@@ -113,6 +114,12 @@ class Scheduler:
             self.refuse(Failure(handle, -1, message, status))
             for sequence in list(entry.live.values()):
                 self._state.finish(sequence)
+
+    def uses_adapter(self, adapter: int) -> bool:
+        """Whether a request or a step in flight needs this adapter."""
+        return self._state.num_retiring > 0 or any(
+            entry.request.adapter == adapter for entry in self._state.requests.values()
+        )
 
     @property
     def has_work(self) -> bool:
@@ -262,6 +269,7 @@ class Scheduler:
                 ]
             ),
             sampling=[sequence.sampling() for sequence in draft.started],
+            adapters=_adapters(draft.started),
         )
 
     # --- facts -------------------------------------------------------------------------------
@@ -290,3 +298,9 @@ class Scheduler:
     def check(self) -> None:
         """Assert every invariant of rows, queues and blocks. Slow: for tests and idle moments."""
         self._state.check()
+
+
+def _adapters(started: list[Sequence]) -> Int32Array | None:
+    """Adapters of rows that start, or None when no row has one."""
+    adapters = [sequence.state.request.adapter for sequence in started]
+    return np.array(adapters, np.int32) if any(adapters) else None

@@ -44,6 +44,18 @@ class WorkerPort(Protocol):
         """
         ...
 
+    def load_adapter(self, adapter: int, folder: str) -> None:
+        """Load a LoRA adapter between two steps. Blocks.
+
+        Raises:
+            ValueError: there are no adapters here, or this one does not fit.
+        """
+        ...
+
+    def unload_adapter(self, adapter: int) -> None:
+        """Forget an adapter that no row uses."""
+        ...
+
     def close(self) -> None:
         """Give back device and memory. Further calls do nothing."""
         ...

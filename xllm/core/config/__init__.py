@@ -6,6 +6,7 @@ them (``flags``). Nothing writes to a config after ``assembly.resolve``.
 
 from xllm.core.config.cache import CacheConfig
 from xllm.core.config.execution import ExecutionConfig
+from xllm.core.config.lora import LoraConfig
 from xllm.core.config.model import ModelConfig
 from xllm.core.config.observability import ObservabilityConfig
 from xllm.core.config.root import XllmConfig
@@ -15,6 +16,7 @@ from xllm.core.config.server import ServerConfig
 __all__ = [
     "CacheConfig",
     "ExecutionConfig",
+    "LoraConfig",
     "ModelConfig",
     "ObservabilityConfig",
     "SchedulerConfig",

@@ -6,6 +6,7 @@ import dataclasses
 
 from xllm.core.config.cache import CacheConfig
 from xllm.core.config.execution import ExecutionConfig
+from xllm.core.config.lora import LoraConfig
 from xllm.core.config.model import ModelConfig
 from xllm.core.config.observability import ObservabilityConfig
 from xllm.core.config.scheduler import SchedulerConfig
@@ -17,6 +18,7 @@ class XllmConfig:
     """Everything that was asked for. Each component receives only its own slice."""
 
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
     cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = dataclasses.field(default_factory=SchedulerConfig)
     execution: ExecutionConfig = dataclasses.field(default_factory=ExecutionConfig)

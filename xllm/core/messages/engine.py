@@ -39,4 +39,19 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
     """Forget every cached block that no sequence uses."""
 
 
-ToEngine = AddRequests | AbortRequests | Hello | Drain | ResetPrefixCache
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
+    """Load a LoRA adapter from a folder; answered with ``AdapterLoaded``."""
+
+    name: str
+    folder: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
+    """Take no more requests for an adapter, and forget it when the last one has ended."""
+
+    adapter: int
+
+
+ToEngine = (
+    AddRequests | AbortRequests | Hello | Drain | ResetPrefixCache | LoadAdapter | UnloadAdapter
+)

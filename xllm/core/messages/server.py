@@ -97,6 +97,14 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     phases: dict[str, float] = {}  # start-up phase -> seconds
 
 
+class AdapterLoaded(msgspec.Struct, frozen=True, tag="adapter"):
+    """How loading an adapter went: the number that requests name it by, or the error."""
+
+    name: str
+    adapter: int
+    error: str | None = None
+
+
 class EngineProgress(msgspec.Struct, frozen=True, tag="progress"):
     """Start-up progress for people: a phase name and 0..1, or -1 when unknown."""
 
@@ -110,4 +118,4 @@ class EngineDead(msgspec.Struct, frozen=True, tag="dead"):
     message: str
 
 
-ToServer = OutputBatch | EngineStats | EngineReady | EngineProgress | EngineDead
+ToServer = OutputBatch | EngineStats | EngineReady | EngineProgress | EngineDead | AdapterLoaded

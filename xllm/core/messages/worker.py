@@ -33,6 +33,7 @@ class NewRows(msgspec.Struct, frozen=True, array_like=True):
     prompt_lens: Int32Array  # (N,) of which belong to the user's prompt
     token_ids: Int32Array  # (sum(num_tokens),)
     sampling: list[RowSampling]
+    adapters: Int32Array | None = None  # (N,) 0 is the plain model; None: no row has one
 
 
 class AppendedBlocks(msgspec.Struct, frozen=True, array_like=True):

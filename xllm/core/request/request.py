@@ -36,5 +36,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0  # lower runs first
     arrival_time: float = 0.0  # time.monotonic() of the sending host
     cache_salt: str | None = None
+    adapter: int = 0  # a loaded adapter's number; 0 is the plain model
     targets: Targets = Targets()
     structured_output: StructuredOutput | None = None  # the grammar of every choice

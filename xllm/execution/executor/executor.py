@@ -46,14 +46,19 @@ class Executor:
         self._group_of_layer = storage.group_of_layer
         self._runners = (*runners, EagerRunner(model))
 
-    def run(self, inputs: ModelInputs) -> ModelOutput:
-        """Compute the step's hidden states, write its KV, and make the logits that are wanted."""
+    def run(self, inputs: ModelInputs, *, eager: bool = False) -> ModelOutput:
+        """Compute the step's hidden states, write its KV, and make the logits that are wanted.
+
+        Args:
+            eager: the step is not what graphs have captured.
+        """
         for metadata in inputs.metadata:
             self._backend.plan(metadata)
         context = ForwardContext(
             inputs.metadata, self._kv_caches, self._group_of_layer, self._backend
         )
-        runner = next(r for r in self._runners if r.can_run(inputs.shape))
+        runners = self._runners[-1:] if eager else self._runners
+        runner = next(r for r in runners if r.can_run(inputs.shape))
         hidden = runner.run(inputs, context)
         wanted = hidden if inputs.logits_index is None else hidden[inputs.logits_index]
         return ModelOutput(hidden, self.compute_logits(wanted))

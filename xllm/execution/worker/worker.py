@@ -18,6 +18,7 @@ from xllm.execution.executor.runners.mixed_graph import BatchLimits, MixedGraphR
 from xllm.execution.executor.warmup import warmup_plans
 from xllm.execution.sampling import RowRequest, Sampler
 from xllm.execution.worker import resources
+from xllm.execution.worker.adapters import RowAdapters
 from xllm.execution.worker.graph_step import GraphStep
 from xllm.execution.worker.input_builder import InputBuilder, StepInputs
 from xllm.execution.worker.pending import PendingResult
@@ -45,6 +46,7 @@ class _Started:
     builder: InputBuilder
     sampler: Sampler
     scorer: PromptScorer
+    adapters: RowAdapters | None
     graph_step: GraphStep | None
     mixed_graphs: MixedGraphRunner | None
 
@@ -114,6 +116,28 @@ class Worker:
         """Give back device and memory. Further calls do nothing."""
         self._started = None
 
+    @torch.inference_mode()
+    def load_adapter(self, adapter: int, folder: str) -> None:
+        """Load a LoRA adapter. Blocks.
+
+        Raises:
+            ValueError: adapters are off, or this one does not fit.
+        """
+        if self._started is None or self._started.adapters is None:
+            raise ValueError("the server was started without --enable-lora")
+        self._started.adapters.load(adapter, folder)
+
+    @torch.inference_mode()
+    def unload_adapter(self, adapter: int) -> None:
+        """Forget an adapter that no row uses."""
+        assert self._started is not None and self._started.adapters is not None
+        self._started.adapters.unload(adapter)
+
+    def _open_adapters(self, model: CausalLM, max_rows: int) -> RowAdapters | None:
+        if not self._config.lora.enabled:
+            return None
+        return RowAdapters(self._config.lora, model, max_rows, self._device)
+
     def _load(self, platform: Platform) -> CausalLM:
         config = self._config.model
         phase = "load weights"
@@ -154,6 +178,7 @@ class Worker:
             InputBuilder(rows, groups, max_rows, self._device),
             sampler,
             PromptScorer(rows, sampler.table, executor),
+            adapters=self._open_adapters(model, max_rows),
             graph_step=None,
             mixed_graphs=None,
         )
@@ -198,13 +223,15 @@ class Worker:
         started = self._started
         assert started is not None, "the worker is not started"
         self._update_rows(started, plan)
-        if started.graph_step is not None:
+        # Captured graphs hold the plain model: a step with adapters runs eagerly.
+        adapted = started.adapters is not None and started.adapters.select(plan)
+        if started.graph_step is not None and not adapted:
             samples = started.graph_step.execute(plan)
             if samples is not None:
                 return PendingResult(plan.step_id, plan.rows, samples, [], self._refused)
         inputs = started.builder.build(plan)
         staged = started.sampler.stage(inputs.sampling)
-        output = started.executor.run(inputs.model)
+        output = started.executor.run(inputs.model, eager=adapted)
         samples = started.sampler.sample(output.logits, staged)
         _write_back(started.rows, inputs, samples.token_ids)
         return PendingResult(
@@ -223,6 +250,8 @@ class Worker:
                 self._refused.pop(row, None)
         if plan.new_rows is not None:
             started.rows.start(plan.new_rows)
+            if started.adapters is not None:
+                started.adapters.start(plan.new_rows)
             self._start_sampling(started.sampler, plan.new_rows)
         for group, appended in enumerate(plan.blocks):
             if appended.rows.size:

@@ -117,14 +117,19 @@ class RequestFactory:
             raise RequestError.from_value_error(error) from None
 
     def create(
-        self, prompt: str | Sequence[int], params: SamplingParams, *, priority: int = 0
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        adapter: int = 0,
     ) -> PreparedRequest:
         """A request from parameters that are already there (offline use)."""
         try:
-            if isinstance(prompt, str):
-                ids: Sequence[int] = self.encode("prompt", [prompt], True)[0]
-                return self._resolve("prompt", ids, params, prompt, priority)
-            return self._resolve("prompt", list(prompt), params, None, priority)
+            text = prompt if isinstance(prompt, str) else None
+            ids = prompt if text is None else self.encode("prompt", [text], True)[0]
+            assert not isinstance(ids, str)
+            return self._resolve("prompt", ids, params, text, priority, adapter=adapter)
         except ValueError as error:
             raise RequestError.from_value_error(error) from None
 
@@ -223,6 +228,7 @@ class RequestFactory:
         priority: int,
         *,
         form: Form | None = None,
+        adapter: int = 0,
         targets: Targets = Targets(),  # noqa: B008 - frozen
         cache_salt: str | None = None,
         request_id: str | None = None,
@@ -254,6 +260,7 @@ class RequestFactory:
             priority=priority,
             arrival_time=time.monotonic(),
             cache_salt=cache_salt or None,
+            adapter=adapter,
             targets=targets,
             structured_output=None if form is None else to_grammar(form),
         )

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from xllm.modeling.layers.target import Target
 from xllm.modeling.quantization.base import QuantMethod
+
+
+class Adapters(Protocol):
+    """What adapters add to a layer's output."""
+
+    def add(self, out: Tensor, x: Tensor) -> Tensor:
+        """out (T, N) plus the additions of x (T, K); may be in place."""
+        ...
 
 
 class Linear(nn.Module):
@@ -28,6 +36,8 @@ class Linear(nn.Module):
     weight: Tensor
     scale: Tensor
     packed: Any
+    # Low-rank additions (``layers.lora``), or None.
+    adapters: Adapters | None = None
 
     def __init__(
         self,
@@ -65,7 +75,8 @@ class Linear(nn.Module):
         self.method.after_load(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.method.apply(self, x)
+        out = self.method.apply(self, x)
+        return out if self.adapters is None else self.adapters.add(out, x)
 
     def _load_rows(self, start: int, weight: Tensor) -> None:
         self.method.load_rows(self, start, weight)

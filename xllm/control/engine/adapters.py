@@ -1,0 +1,61 @@
+"""Loaded adapters as the engine loop knows them: ids, and when a slot may be given back."""
+
+from __future__ import annotations
+
+import logging
+
+from xllm.control.scheduler import Scheduler
+from xllm.control.workers import WorkerPort
+from xllm.core.messages.server import AdapterLoaded
+
+logger = logging.getLogger(__name__)
+
+
+class AdapterBook:
+    """Loads and unloads adapters between steps.
+
+    Ids are never used twice, so that cached prefixes of an adapter that is gone match nothing. An
+    adapter that leaves takes no new request; its slot is given back when its last one has ended.
+    """
+
+    def __init__(self, scheduler: Scheduler, worker: WorkerPort) -> None:
+        self._scheduler = scheduler
+        self._worker = worker
+        self._names: dict[int, str] = {}
+        self._leaving: set[int] = set()
+        self._last_id = 0
+
+    def __contains__(self, adapter: int) -> bool:
+        """Whether requests may name this adapter."""
+        return adapter in self._names
+
+    def load(self, name: str, folder: str) -> AdapterLoaded:
+        """Load one; the answer to the servers says how it went."""
+        self.release()
+        adapter = self._last_id + 1
+        try:
+            self._worker.load_adapter(adapter, folder)
+        except ValueError as error:
+            return AdapterLoaded(name, 0, str(error))
+        except Exception as error:
+            logger.exception("adapter %s: loading failed", name)
+            return AdapterLoaded(name, 0, f"loading failed: {type(error).__name__}")
+        self._last_id = adapter
+        self._names[adapter] = name
+        return AdapterLoaded(name, adapter)
+
+    def unload(self, adapter: int) -> None:
+        """Take no new request for an adapter; unknown ones are ignored."""
+        if self._names.pop(adapter, None) is not None:
+            self._leaving.add(adapter)
+            self.release()
+
+    def release(self) -> None:
+        """Give back the slots of adapters that left and are no longer used."""
+        for adapter in [a for a in self._leaving if not self._scheduler.uses_adapter(a)]:
+            self._leaving.remove(adapter)
+            self._worker.unload_adapter(adapter)
+
+    def check(self) -> None:
+        """Assert that no adapter is served and leaving at once."""
+        assert not self._leaving & self._names.keys()

@@ -1,0 +1,64 @@
+"""Which rows use which adapter, and loading adapters between steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from xllm.core.config import LoraConfig
+from xllm.core.messages.worker import NewRows, StepPlan
+from xllm.core.utils.arrays import Int64Array
+from xllm.modeling.layers.lora import ModelAdapters
+from xllm.modeling.models.decoder import CausalLM
+from xllm.modeling.weights.adapter import read_adapter
+
+
+class RowAdapters:
+    """Slots of the persistent rows, and the model's adapters behind them.
+
+    Args:
+        config: how many adapters of which rank.
+        model: a loaded model on ``device``.
+        max_rows: rows of the persistent tables.
+    """
+
+    def __init__(
+        self, config: LoraConfig, model: CausalLM, max_rows: int, device: torch.device
+    ) -> None:
+        with device:
+            self._model = ModelAdapters(model, config.max_loras, config.max_lora_rank)
+        self._device = device
+        self._slots: Int64Array = np.full(max_rows, -1, np.int64)
+
+    def load(self, adapter: int, folder: str) -> None:
+        """Load an adapter from its folder.
+
+        Raises:
+            ValueError: it cannot be read, does not fit the model, or no slot is free.
+        """
+        self._model.load(adapter, read_adapter(folder))
+
+    def unload(self, adapter: int) -> None:
+        """Forget an adapter that no row uses."""
+        self._model.unload(adapter)
+
+    def start(self, new: NewRows) -> None:
+        """Remember the slots of rows that start."""
+        self._slots[new.rows] = -1
+        if new.adapters is not None:
+            slots = [self._model.slot(adapter) for adapter in new.adapters.tolist()]
+            self._slots[new.rows] = slots
+
+    def select(self, plan: StepPlan) -> bool:
+        """Tell the layers which tokens of the step have an adapter; False if none has."""
+        slots = self._slots[plan.rows]
+        if (slots < 0).all():
+            self._model.batch.select(None)
+            return False
+        tokens = torch.from_numpy(np.repeat(slots, plan.num_scheduled))
+        self._model.batch.select(tokens.to(self._device))
+        return True
+
+    def check(self) -> None:
+        """Assert that slots are given out once."""
+        self._model.check()

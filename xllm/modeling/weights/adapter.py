@@ -1,0 +1,73 @@
+"""Reads a LoRA adapter as PEFT writes it: its config and its safetensors file."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from xllm.modeling.layers.lora import LowRank
+
+_NAME = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)\.lora_(?P<half>[AB])(?:\.\w+)?\.weight")
+_MAX_CONFIG_BYTES = 1 << 20
+
+
+def read_adapter(folder: str) -> dict[str, LowRank]:
+    """Low-rank weights by module path (``model.layers.0.self_attn.q_proj``), scale applied.
+
+    Raises:
+        ValueError: the folder is no adapter, or one that changes more than linear layers.
+    """
+    config = _read_config(Path(folder))
+    halves: dict[str, dict[str, torch.Tensor]] = {}
+    path = Path(folder) / "adapter_model.safetensors"
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a mapping
+                match = _NAME.fullmatch(name)
+                if match is None:
+                    raise ValueError(f"{path}: {name} is no low-rank weight of a linear layer")
+                halves.setdefault(match["path"], {})[match["half"]] = tensors.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if not halves:
+        raise ValueError(f"{path} has no weights")
+    found = {}
+    for module, half in halves.items():
+        if set(half) != {"A", "B"}:
+            raise ValueError(f"{path}: {module} lacks lora_A or lora_B")
+        a, b = half["A"].float(), half["B"].float()
+        if a.dim() != 2 or b.dim() != 2:
+            raise ValueError(f"{path}: weights of {module} must have two dimensions")
+        found[module] = LowRank(a, b * _scale(config, a.shape[0]))
+    return found
+
+
+def _scale(config: dict[str, Any], rank: int) -> float:
+    """Factor of B: alpha / r, or alpha / sqrt(r) (rsLoRA, arXiv:2312.03732)."""
+    alpha = float(config.get("lora_alpha", rank))
+    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "adapter_config.json"
+    try:
+        if path.stat().st_size > _MAX_CONFIG_BYTES:
+            raise ValueError(f"{path} is larger than {_MAX_CONFIG_BYTES} bytes")
+        config = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if not isinstance(config, dict) or config.get("peft_type", "LORA") != "LORA":
+        raise ValueError(f"{path} describes no LoRA adapter")
+    for field, plain in (("bias", "none"), ("use_dora", False), ("modules_to_save", None)):
+        if config.get(field, plain) not in (plain, []):
+            raise ValueError(f"{path}: {field} is not supported, it is {config[field]!r}")
+    for field in ("rank_pattern", "alpha_pattern"):
+        if config.get(field):
+            raise ValueError(f"{path}: {field} is not supported")
+    return config
