@@ -86,7 +86,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _between("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise ValueError("top_p must be greater than 0, got 0")
-        _at_least("top_k", self.top_k, 0, also=" (0 or -1 switches it off)")
+        _at_least("top_k", self.top_k, 0, also=" (0 or -1 switches it off)", high=MAX_SEED)
         _between("min_p", self.min_p, 0.0, 1.0)
         _between("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _between("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
@@ -117,8 +117,8 @@ def _between(name: str, value: float, low: float, high: float) -> None:
         raise ValueError(f"{name} must be between {low:g} and {high:g}, got {value}")
 
 
-def _at_least(name: str, value: int, low: int, also: str = "") -> None:
+def _at_least(name: str, value: int, low: int, also: str = "", high: int = MAX_COUNT) -> None:
     if value < low:
         raise ValueError(f"{name} must be at least {low}{also}, got {value}")
-    if value > MAX_COUNT:
-        raise ValueError(f"{name} must be at most {MAX_COUNT}")
+    if value > high:
+        raise ValueError(f"{name} must be at most {high}")
