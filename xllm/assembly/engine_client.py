@@ -148,6 +148,11 @@ class ProcessEngineClient:
         """Requests that have not ended."""
         return self._observer.num_open
 
+    @property
+    def engine_pid(self) -> int | None:
+        """Process id of the engine while it runs."""
+        return self._process.pid
+
     async def check_health(self) -> bool:
         """``healthy``, confirmed by a sign of life from the process itself."""
         if not self.healthy:
@@ -241,6 +246,7 @@ class ProcessEngineClient:
             elif isinstance(message, EngineReady):
                 self._ready = message
                 self._metrics.engine_up.set(1)
+                self._metrics.kv_capacity.set(message.num_kv_tokens)
                 if not self._loaded.done():
                     self._loaded.set_result(message)
             elif isinstance(message, AdapterLoaded):

@@ -58,6 +58,11 @@ class EngineProcess:
         """Whether the process runs."""
         return self._process is not None and self._process.returncode is None
 
+    @property
+    def pid(self) -> int | None:
+        """Its process id while it runs."""
+        return self._process.pid if self._process is not None and self.alive else None
+
     async def ping(self, timeout_seconds: float) -> Pong | None:
         """Ask for a sign of life; None when there was none in time. Callers share one ping."""
         if not self.alive or self._writer.is_closing():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 from collections.abc import Callable
 
 from xllm.assembly.engine_client import ProcessEngineClient
@@ -11,6 +12,7 @@ from xllm.assembly.resolve import resolve_files
 from xllm.assembly.text import ModelText, load_text
 from xllm.core.config import XllmConfig
 from xllm.core.messages.server import EngineProgress, EngineReady, EngineStats
+from xllm.core.observability.memory import resident_bytes
 from xllm.core.observability.metrics import ServerMetrics, exposition
 from xllm.frontend.intake import RequestFactory
 from xllm.frontend.services import (
@@ -130,6 +132,9 @@ class ServingStack:
 
     def metrics_page(self) -> bytes:
         """The Prometheus text page."""
+        pid = self._client.engine_pid if self._client is not None else None
+        self._metrics.server_memory.set(resident_bytes(os.getpid()))
+        self._metrics.engine_memory.set(resident_bytes(pid))
         if self._page is None:
             self._page = exposition(self._metrics, self._config.model.api_name)
         return self._page()

@@ -8,7 +8,7 @@ import pytest
 from fake_stack import FakeStack, app_of, call, client_of, error_of
 
 from xllm.entrypoints.http.app import ROUTES
-from xllm.entrypoints.http.security import PUBLIC_PATHS, ApiKeys
+from xllm.entrypoints.http.security import PROBE_PATHS, PUBLIC_PATHS, ApiKeys
 
 KEY = "sk-correct"
 
@@ -104,7 +104,7 @@ def test_comparing_keys_takes_the_same_time_for_near_and_far_misses() -> None:
     assert 0.5 < ratio < 2.0
 
 
-@pytest.mark.parametrize("path", sorted(PUBLIC_PATHS))
+@pytest.mark.parametrize("path", sorted(PROBE_PATHS))
 def test_probes_may_ask_with_head(path: str) -> None:
     response = call(app_of(FakeStack(), api_key=[KEY]), "HEAD", path)
     assert response.status_code == 200

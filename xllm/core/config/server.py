@@ -18,6 +18,7 @@ class ServerConfig:
         [], "Origins that browsers may call from, as a JSON list; none by default."
     )
     enable_admin: bool = option(False, "Serve the administration routes.")
+    enable_web: bool = option(True, "Serve the chat page at / and the dashboard at /dashboard.")
     root_path: str = option("", "Path prefix when served behind a proxy.")
     shutdown_timeout: float = option(
         30.0, "Seconds that running requests get to finish after SIGTERM.", low=0

@@ -23,7 +23,8 @@ def create_app(stack: ServingStack, config: ServerConfig, activity: Activity) ->
     """Build the application.
 
     A route module has a ``router`` and, when it belongs to administration, ``ADMIN = True``: such
-    a module is served only with ``enable_admin``.
+    a module is served only with ``enable_admin``. One with a function ``served`` decides itself
+    from the configuration.
 
     Args:
         stack: what answers; it may still be loading.
@@ -40,7 +41,9 @@ def create_app(stack: ServingStack, config: ServerConfig, activity: Activity) ->
     guard = [Depends(require_key)]
     for name in ROUTES.names():
         module = ROUTES.load(name)
-        if config.enable_admin or not getattr(module, "ADMIN", False):
+        allowed = config.enable_admin or not getattr(module, "ADMIN", False)
+        served = getattr(module, "served", None)
+        if allowed and (served is None or served(config)):
             app.include_router(module.router, dependencies=guard)
             routes += module.router.routes
     install_handlers(app)

@@ -15,8 +15,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from xllm.frontend.protocol.errors import RequestError
 
-# Routes that answer without a key: what a load balancer asks. Everything else is denied.
-PUBLIC_PATHS = frozenset({"/health", "/ready", "/ping"})
+# Routes that answer without a key: what a load balancer asks, and the pages' static files, which
+# are the same for everybody and ask for the key themselves. Everything else is denied.
+PROBE_PATHS = frozenset({"/health", "/ready", "/ping"})
+PUBLIC_PATHS = PROBE_PATHS | {"/", "/dashboard", "/web/{name:path}"}
 MAX_HEADER_BYTES = 64 << 10
 # A connection that does not complete a request's headers within this time is closed.
 HEADER_TIMEOUT_SECONDS = 60.0
