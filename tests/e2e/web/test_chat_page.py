@@ -110,7 +110,7 @@ ATTACKS = [
     "<iframe srcdoc='<script>parent.pwned=1</script>'></iframe>",
     "<a href='javascript:window.pwned=1'>x</a>",
     "<style>body { display: none }</style>",
-    "```html\"><img src=x onerror=window.pwned=1>\n</code></pre><script>pwned=1</script>\n```",
+    '```html"><img src=x onerror=window.pwned=1>\n</code></pre><script>pwned=1</script>\n```',
     "<form action=https://evil.example><button>x</button></form>",
     "<math><mtext><table><mglyph><style><img src=x onerror=window.pwned=1>",
 ]

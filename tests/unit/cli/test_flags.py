@@ -15,7 +15,8 @@ OPTIONS = {
     "scheduler": "max_num_seqs max_num_batched_tokens scheduling priority_policy "
     "enable_chunked_prefill async_scheduling max_waiting",
     "execution": "device num_threads attention_backend enforce_eager",
-    "server": "host port api_key allowed_origins enable_admin enable_web root_path shutdown_timeout "
+    "server": "host port api_key allowed_origins enable_admin enable_web root_path "
+    "shutdown_timeout "
     "max_body_bytes max_n max_prompts max_logprobs max_stop max_logit_bias max_bad_words "
     "request_timeout tool_call_parser",
     "observability": "log_level log_requests log_stats_interval",

@@ -1,4 +1,4 @@
-"""The pages' files: public, cached by tag, locked down by their policy, and switched off by a flag."""
+"""The files of the pages: public, cached by tag, locked down, switched off by a flag."""
 
 import re
 from pathlib import Path

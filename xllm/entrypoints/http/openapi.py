@@ -28,7 +28,7 @@ def openapi_document(routes: Sequence[object]) -> dict[str, Any]:
 
     Answers are described by their status and media type only: every error has the envelope.
     """
-    served = [route for route in routes if isinstance(route, APIRoute)]
+    served = [r for r in routes if isinstance(r, APIRoute) and r.include_in_schema]
     bodies = [route.openapi_extra[_BODY] for route in served if route.openapi_extra]
     (*body_schemas, error_schema), components = msgspec.json.schema_components(
         [*bodies, ErrorResponse], ref_template=_REF

@@ -10,7 +10,7 @@ from xllm.core.config import ServerConfig
 from xllm.entrypoints.http.bundle import Bundle
 from xllm.frontend.protocol.errors import RequestError
 
-router = APIRouter()
+router = APIRouter(include_in_schema=False)  # pages are no API
 
 
 def served(config: ServerConfig) -> bool:
