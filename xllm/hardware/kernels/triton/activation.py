@@ -8,13 +8,13 @@ from torch import Tensor
 
 from xllm.hardware.kernels.triton.launch import allow_consumers, pdl_options, wait_for_producers
 
-_KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 _BLOCK = 1024
 
 
 def act_and_mul(gate_up: Tensor, activation: str) -> Tensor:
     """See ``ops.act_and_mul``."""
-    if activation not in _KINDS:
+    if activation not in KINDS:
         raise ValueError(f"activation must be silu, gelu or gelu_tanh, got {activation!r}")
     tokens, width = gate_up.shape
     half = width // 2
@@ -25,7 +25,7 @@ def act_and_mul(gate_up: Tensor, activation: str) -> Tensor:
             gate_up,
             out,
             half,
-            KIND=_KINDS[activation],
+            KIND=KINDS[activation],
             BLOCK=_BLOCK,
             num_warps=4,
             **pdl_options(gate_up.device),

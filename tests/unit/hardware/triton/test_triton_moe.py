@@ -1,0 +1,99 @@
+"""Routing and experts in Triton against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from xllm.hardware.kernels import reference
+from xllm.hardware.kernels.triton import moe, moe_stream, route
+
+TILES = [moe.GroupTile(16, 16, 32), moe.GroupTile(16, 32, 16), moe.GroupTile(32, 16, 64)]
+
+
+def _block(
+    tokens: int, device: torch.device, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x (T, 48), router (6, 48), gate_up (6, 2 * 40, 48), down (6, 48, 40)."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (tokens, 48), (6, 48), (6, 80, 48), (6, 48, 40)
+    x, *weights = (torch.randn(shape, generator=generator) for shape in shapes)
+    scaled = (weight / weight.shape[-1] ** 0.5 for weight in weights)
+    x, router, gate_up, down = (t.to(device=device, dtype=dtype) for t in (x, *scaled))
+    return x, router, gate_up, down
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 9])
+@pytest.mark.parametrize(("top_k", "normalize"), [(1, True), (3, True), (3, False), (6, False)])
+def test_routing_equals_the_reference(tokens, top_k, normalize, device) -> None:
+    x, router, *_ = _block(tokens, device)
+    weights, experts = route.route(x, router, top_k, normalize)
+    expected, chosen = reference.route(x, router, top_k, normalize)
+    assert experts.tolist() == chosen.tolist()
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("tokens", [2, 9])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_row_of_nan_gets_distinct_experts_and_weights_of_nan(tokens, normalize, device) -> None:
+    x, router, *_ = _block(tokens, device)
+    x[1] = float("nan")
+    weights, experts = route.route(x, router, 4, normalize)
+    assert weights[1].isnan().all() and weights[0].isfinite().all()
+    assert len(set(experts[1].tolist())) == 4 and int(experts.max()) < 6
+
+
+def test_pairs_are_grouped_in_order(device) -> None:
+    experts = torch.tensor([[2, 0], [0, 5], [2, 5], [5, 2]], dtype=torch.int32, device=device)
+    grouped = moe.group_pairs(experts, 6)
+    assert grouped.counts.tolist() == [2, 0, 3, 0, 0, 3]
+    assert grouped.lists[0, :2].tolist() == [1, 2]
+    assert grouped.lists[2, :3].tolist() == [0, 4, 7]
+    assert grouped.lists[5, :3].tolist() == [3, 5, 6]
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize(("tokens", "top_k"), [(1, 2), (7, 3), (40, 2)])
+def test_grouped_experts_equal_the_reference(tile, tokens, top_k, device) -> None:
+    x, router, gate_up, down = _block(tokens, device)
+    weights, experts = reference.route(x, router, top_k, True)
+    arguments = (weights, experts, "silu")
+    expected = reference.apply_experts(x, reference.pack_experts(gate_up, down), *arguments)
+    packed = moe.pack_experts(gate_up, down)
+    actual = moe.grouped_experts(x, packed, *arguments, tile, tile)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("tokens", "top_k"), [(1, 3), (2, 4)])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_streamed_experts_equal_the_reference(tokens, top_k, activation, device) -> None:
+    x, router, gate_up, down = _block(tokens, device)
+    weights, experts = reference.route(x, router, top_k, False)
+    arguments = (weights, experts, activation)
+    expected = reference.apply_experts(x, reference.pack_experts(gate_up, down), *arguments)
+    tile = moe_stream.PairTile(up_n=4, up_k=32, down_n=4, down_k=16)
+    packed = moe.pack_experts(gate_up, down)
+    actual = moe_stream.stream_experts(x, packed, *arguments, tile)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [2, 20])
+def test_bfloat16_is_as_near_as_its_rounding(tokens, device) -> None:
+    x, router, gate_up, down = _block(tokens, device, torch.bfloat16)
+    weights, experts = reference.route(x, router, 2, True)
+    packed = moe.pack_experts(gate_up, down)
+    actual = moe.apply_experts(x, packed, weights, experts, "silu")
+    wide = reference.pack_experts(gate_up.float(), down.float())
+    expected = reference.apply_experts(x.float(), wide, weights, experts, "silu")
+    assert (actual.float() - expected).norm() < 0.01 * expected.norm()
+
+
+def test_all_tokens_may_choose_one_expert(device) -> None:
+    x, _, gate_up, down = _block(40, device)
+    experts = torch.full((40, 1), 4, dtype=torch.int32, device=device)
+    arguments = (torch.ones(40, 1, device=device), experts, "silu")
+    packed = moe.pack_experts(gate_up, down)
+    expected = reference.apply_experts(x, reference.pack_experts(gate_up, down), *arguments)
+    actual = moe.apply_experts(x, packed, *arguments)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
