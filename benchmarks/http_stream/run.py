@@ -35,6 +35,7 @@ from xllm.core.request.finish import FinishReason
 from xllm.entrypoints.http.activity import Activity
 from xllm.entrypoints.http.app import create_app
 from xllm.entrypoints.http.lifecycle import WebServer
+from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.services import (
     ChatService,
     CompletionService,
@@ -108,8 +109,8 @@ def text_services(folder: Path) -> Services:
     factory = text.request_factory(config, READY)
     dispatcher = OutputDispatcher(NullEngine(), text.output_processor())
     return SimpleNamespace(  # type: ignore[return-value]
-        chat=ChatService(Conversations(factory, dispatcher, "null")),
-        completions=CompletionService(factory, dispatcher, "null"),
+        chat=ChatService(Conversations(factory, dispatcher, ServedModels("null"))),
+        completions=CompletionService(factory, dispatcher, ServedModels("null")),
     )
 
 

@@ -12,6 +12,7 @@ from tests.fakes.engine_client import FakeEngineClient, row
 from xllm.core.config.server import ServerConfig
 from xllm.core.request.finish import FinishReason
 from xllm.frontend.intake import Limits, RequestFactory
+from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.output import OutputProcessor
 from xllm.frontend.protocol import (
     ChatCompletionRequest,
@@ -49,11 +50,12 @@ class Stack:
             chat_template=ChatTemplate(TEMPLATE),
             eos_token_ids=[EOS],
         )
+        self.served = ServedModels("tiny")
         self.dispatcher = OutputDispatcher(self.client, OutputProcessor(self.tokenizer, [EOS]))
-        self.chat = ChatService(Conversations(self.factory, self.dispatcher, "tiny"))
-        self.completions = CompletionService(self.factory, self.dispatcher, "tiny")
-        self.render = RenderService(self.factory, "tiny")
-        self.tokenize = TokenizeService(self.factory, "tiny")
+        self.chat = ChatService(Conversations(self.factory, self.dispatcher, self.served))
+        self.completions = CompletionService(self.factory, self.dispatcher, self.served)
+        self.render = RenderService(self.factory, self.served)
+        self.tokenize = TokenizeService(self.factory, self.served)
 
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)

@@ -15,7 +15,11 @@ from xllm.core.messages.server import EngineProgress, EngineReady, EngineStats
 from xllm.core.observability.memory import resident_bytes
 from xllm.core.observability.metrics import ServerMetrics, exposition
 from xllm.frontend.intake import RequestFactory
+from xllm.frontend.intake.served import ServedModels
+from xllm.frontend.protocol.adapters import LoadAdapterRequest
+from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.services import (
+    AdapterService,
     ChatService,
     CompletionService,
     Conversations,
@@ -35,6 +39,7 @@ class Services:
     models: ModelService
     tokenize: TokenizeService
     render: RenderService
+    adapters: AdapterService
     factory: RequestFactory
     dispatcher: OutputDispatcher
 
@@ -81,7 +86,13 @@ class ServingStack:
         ready, text = await asyncio.gather(
             client.load(files), asyncio.to_thread(load_text, self._config, files)
         )
-        self.services = self._build_services(text, client, ready)
+        services = self._build_services(text, client, ready)
+        for name, folder in self._config.lora.modules.items():
+            try:
+                await services.adapters.load(LoadAdapterRequest(lora_name=name, lora_path=folder))
+            except RequestError as error:
+                raise ValueError(f"--lora-modules {name}={folder}: {error.message}") from None
+        self.services = services
         return ready
 
     async def close(self) -> None:
@@ -147,15 +158,16 @@ class ServingStack:
     def _build_services(
         self, text: ModelText, client: ProcessEngineClient, ready: EngineReady
     ) -> Services:
-        name = self._config.model.api_name
-        factory = text.request_factory(self._config, ready)
+        served = ServedModels(self._config.model.api_name)
+        factory = text.request_factory(self._config, ready, served)
         dispatcher = OutputDispatcher(client, text.output_processor())
         return Services(
-            chat=ChatService(Conversations(factory, dispatcher, name)),
-            completions=CompletionService(factory, dispatcher, name),
-            models=ModelService(name, ready.max_model_len, self._config.model.model),
-            tokenize=TokenizeService(factory, name),
-            render=RenderService(factory, name),
+            chat=ChatService(Conversations(factory, dispatcher, served)),
+            completions=CompletionService(factory, dispatcher, served),
+            models=ModelService(served, ready.max_model_len, self._config.model.model),
+            tokenize=TokenizeService(factory, served),
+            render=RenderService(factory, served),
+            adapters=AdapterService(client, served),
             factory=factory,
             dispatcher=dispatcher,
         )

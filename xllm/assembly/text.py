@@ -8,6 +8,7 @@ from xllm.core.config import XllmConfig
 from xllm.core.config.files import ModelFiles
 from xllm.core.messages.server import EngineReady
 from xllm.frontend.intake import Limits, RequestFactory, SamplingDefaults, end_token_ids
+from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.output import OutputProcessor
 from xllm.frontend.text import ChatTemplate, Tokenizer, load_chat_template, load_tokenizer
 
@@ -21,7 +22,9 @@ class ModelText:
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
 
-    def request_factory(self, config: XllmConfig, ready: EngineReady) -> RequestFactory:
+    def request_factory(
+        self, config: XllmConfig, ready: EngineReady, served: ServedModels | None = None
+    ) -> RequestFactory:
         """Intake within the server's limits and the engine's sizes."""
         return RequestFactory(
             self.tokenizer,
@@ -30,6 +33,7 @@ class ModelText:
             defaults=self.defaults,
             eos_token_ids=self.eos_token_ids,
             seed=config.model.seed,
+            served=served,
         )
 
     def output_processor(self) -> OutputProcessor:

@@ -11,6 +11,7 @@ from tests.fakes.engine_client import row
 from tests.fakes.services import LENGTH, Stack, collect, joined, run
 from xllm.core.messages.server import Failure
 from xllm.core.request.finish import FinishReason
+from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.protocol import (
     DetokenizeRequest,
     RequestError,
@@ -257,7 +258,7 @@ def test_long_texts_are_prepared_off_the_event_loop(monkeypatch):
 
 
 def test_models_are_listed_and_found_by_name():
-    service = ModelService("org/tiny", 256)
+    service = ModelService(ServedModels("org/tiny"), 256)
     listed = msgspec.to_builtins(service.list())
     assert listed["object"] == "list"
     assert listed["data"][0]["id"] == "org/tiny"

@@ -25,6 +25,7 @@ from xllm.frontend.intake.grammar_check import GrammarCheck
 from xllm.frontend.intake.limits import Limits
 from xllm.frontend.intake.messages import num_chars, template_messages
 from xllm.frontend.intake.params import chat_params, completion_params, targets_of
+from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.intake.structured import Form, asked_form, to_grammar
 from xllm.frontend.intake.tools import visible_tools
 from xllm.frontend.parsers import MessageParser
@@ -67,6 +68,7 @@ class RequestFactory:
         defaults: sampling values for fields that a request leaves out.
         eos_token_ids: every id that ends a text.
         seed: seeds requests that bring no seed, in order of arrival.
+        served: finds the adapter that a body's ``model`` names; None where there are no names.
 
     Attributes:
         grammars: what compiles the grammars of prepared requests, to be asked before they are sent.
@@ -81,7 +83,9 @@ class RequestFactory:
         defaults: SamplingDefaults | None = None,
         eos_token_ids: Sequence[int] = (),
         seed: int = 0,
+        served: ServedModels | None = None,
     ) -> None:
+        self._served = served
         self.tokenizer = tokenizer
         self.limits = limits
         self.defaults = defaults or SamplingDefaults()
@@ -213,6 +217,7 @@ class RequestFactory:
             raise ValueError(f"request_id must have at most {_MAX_REQUEST_ID} characters")
         return self._resolve(
             *(field, ids, params, text, body.priority or 0),
+            adapter=self._served.adapter(body.model) if self._served is not None else 0,
             form=asked_form(body),
             targets=targets_of(body),
             cache_salt=body.cache_salt,

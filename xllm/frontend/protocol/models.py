@@ -14,6 +14,7 @@ class ModelCard(msgspec.Struct):
     created: int
     max_model_len: int
     root: str
+    parent: str | None = None  # the model that an adapter adapts
     object: Literal["model"] = "model"
     owned_by: str = "xllm"
 

@@ -4,6 +4,7 @@ Owns the asyncio side of the frontend. Knows no HTTP and no engine beyond ``Engi
 Public: the services, ``Conversations``, ``OutputDispatcher``, ``ChunkStream``, ``EngineClient``.
 """
 
+from xllm.frontend.services.adapters import AdapterService
 from xllm.frontend.services.chat import ChatService
 from xllm.frontend.services.chunks import ChunkStream
 from xllm.frontend.services.completions import CompletionService
@@ -15,6 +16,7 @@ from xllm.frontend.services.render import RenderService
 from xllm.frontend.services.tokenize import TokenizeService
 
 __all__ = [
+    "AdapterService",
     "ChatService",
     "ChunkStream",
     "CompletionService",

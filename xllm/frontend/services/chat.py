@@ -49,7 +49,7 @@ class ChatService:
         """
         source = self._conversations
         conversation = await source.open(body)
-        answer = _Answer(body, conversation, source.model, source.tokenizer)
+        answer = _Answer(body, conversation, source.served.shown(body.model), source.tokenizer)
         if body.stream:
             return await open_stream(conversation, answer)
         return await read_whole(conversation, answer)

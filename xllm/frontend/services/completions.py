@@ -9,6 +9,7 @@ from msgspec import UnsetType
 
 from xllm.frontend.intake.cost import intake_chars
 from xllm.frontend.intake.factory import PreparedRequest, RequestFactory
+from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.output.answer import AnswerState
 from xllm.frontend.output.choice import ChoiceDelta
 from xllm.frontend.protocol.completions import (
@@ -23,7 +24,6 @@ from xllm.frontend.services.dispatcher import AnswerStream, OutputDispatcher, Pr
 from xllm.frontend.services.logprobs import completion_logprobs, prompt_offsets
 from xllm.frontend.services.shared import (
     ChunkUsage,
-    check_model,
     check_stream_fields,
     off_loop,
     shown_prompt_logprobs,
@@ -38,13 +38,15 @@ class CompletionService:
     Args:
         factory: makes engine requests.
         dispatcher: sends them and brings the answers.
-        model: the served model's name in the API.
+        served: the names that ``model`` may have.
     """
 
-    def __init__(self, factory: RequestFactory, dispatcher: OutputDispatcher, model: str) -> None:
+    def __init__(
+        self, factory: RequestFactory, dispatcher: OutputDispatcher, served: ServedModels
+    ) -> None:
         self._factory = factory
         self._dispatcher = dispatcher
-        self._model = model
+        self._served = served
 
     async def handle(self, body: CompletionRequest) -> Completion | ChunkStream[Completion]:
         """Answer whole, or as an async iterator of chunk lists if ``stream`` is set.
@@ -55,7 +57,7 @@ class CompletionService:
         Raises:
             RequestError: the request is refused or failed.
         """
-        check_model(body.model, self._model)
+        self._served.adapter(body.model)
         check_stream_fields(body)
         prepared = await off_loop(intake_chars(body), lambda: self._factory.from_completion(body))
         first = prepared[0]  # all prompts share one grammar
@@ -63,7 +65,9 @@ class CompletionService:
         stream = self._dispatcher.submit(
             prepared, whole=not body.stream, keep_entries=bool(body.return_token_ids)
         )
-        answer = _Answer(body, prepared, stream, self._model, self._factory.tokenizer)
+        answer = _Answer(
+            body, prepared, stream, self._served.shown(body.model), self._factory.tokenizer
+        )
         if body.stream:
             return await open_stream(stream, answer)
         return await read_whole(stream, answer)

@@ -10,13 +10,14 @@ import time
 
 from xllm.frontend.intake.cost import intake_chars
 from xllm.frontend.intake.factory import PreparedRequest, RequestFactory
+from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.output.choice import ChoiceDelta
 from xllm.frontend.output.logprobs import TokenEntry
 from xllm.frontend.parsers import MessageParser
 from xllm.frontend.protocol.chat import ChatCompletionRequest
 from xllm.frontend.protocol.usage import Usage
 from xllm.frontend.services.dispatcher import AnswerStream, OutputDispatcher
-from xllm.frontend.services.shared import check_model, check_stream_fields, off_loop, usage_of
+from xllm.frontend.services.shared import check_stream_fields, off_loop, usage_of
 
 
 class Conversations:
@@ -25,11 +26,13 @@ class Conversations:
     Args:
         factory: makes engine requests.
         dispatcher: sends them and brings the answers.
-        model: the served model's name in the API.
+        served: the names that ``model`` may have.
     """
 
-    def __init__(self, factory: RequestFactory, dispatcher: OutputDispatcher, model: str) -> None:
-        self.model = model
+    def __init__(
+        self, factory: RequestFactory, dispatcher: OutputDispatcher, served: ServedModels
+    ) -> None:
+        self.served = served
         self.tokenizer = factory.tokenizer
         self._factory = factory
         self._dispatcher = dispatcher
@@ -43,7 +46,7 @@ class Conversations:
         Raises:
             RequestError: the request is refused.
         """
-        check_model(body.model, self.model)
+        self.served.adapter(body.model)
         check_stream_fields(body)
         prepared = await off_loop(intake_chars(body), lambda: self._factory.from_chat(body))
         await self._factory.grammars.check(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from xllm.frontend.intake.cost import intake_chars
 from xllm.frontend.intake.factory import PreparedRequest, RequestFactory
+from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.protocol.chat import ChatCompletionRequest
 from xllm.frontend.protocol.completions import CompletionRequest
 from xllm.frontend.protocol.render import RenderedPrompt, RenderedPrompts
-from xllm.frontend.services.shared import check_model, off_loop
+from xllm.frontend.services.shared import off_loop
 
 
 class RenderService:
@@ -15,12 +16,12 @@ class RenderService:
 
     Args:
         factory: makes engine requests.
-        model: the served model's name in the API.
+        served: the names that ``model`` may have.
     """
 
-    def __init__(self, factory: RequestFactory, model: str) -> None:
+    def __init__(self, factory: RequestFactory, served: ServedModels) -> None:
         self._factory = factory
-        self._model = model
+        self._served = served
 
     async def chat(self, body: ChatCompletionRequest) -> RenderedPrompt:
         """The prompt of a conversation.
@@ -28,7 +29,7 @@ class RenderService:
         Raises:
             RequestError: the request would be refused.
         """
-        check_model(body.model, self._model)
+        self._served.adapter(body.model)
         return _shown(await off_loop(intake_chars(body), lambda: self._factory.from_chat(body)))
 
     async def completion(self, body: CompletionRequest) -> RenderedPrompts:
@@ -37,7 +38,7 @@ class RenderService:
         Raises:
             RequestError: the request would be refused.
         """
-        check_model(body.model, self._model)
+        self._served.adapter(body.model)
         prepared = await off_loop(intake_chars(body), lambda: self._factory.from_completion(body))
         return RenderedPrompts([_shown(each) for each in prepared])
 

@@ -28,21 +28,6 @@ async def off_loop(num_chars: int, work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work)
 
 
-def check_model(asked: str | None, served: str) -> None:
-    """Refuse a model that is not served.
-
-    Raises:
-        RequestError: 404.
-    """
-    if asked is not None and asked != served:
-        raise RequestError(
-            404,
-            f"model {asked[:128]!r} does not exist; served: {served!r}",
-            param="model",
-            code="model_not_found",
-        )
-
-
 def check_stream_fields(body: CommonFields) -> None:
     """Refuse what a stream cannot carry, and stream options without a stream.
 

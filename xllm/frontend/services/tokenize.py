@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xllm.frontend.intake.cost import intake_chars
 from xllm.frontend.intake.factory import RequestFactory
+from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.protocol.tokenize import (
     DetokenizeRequest,
@@ -11,7 +12,7 @@ from xllm.frontend.protocol.tokenize import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from xllm.frontend.services.shared import check_model, off_loop
+from xllm.frontend.services.shared import off_loop
 
 
 class TokenizeService:
@@ -19,12 +20,12 @@ class TokenizeService:
 
     Args:
         factory: brings tokenizer, chat template and limits.
-        model: the served model's name in the API.
+        served: the names that ``model`` may have.
     """
 
-    def __init__(self, factory: RequestFactory, model: str) -> None:
+    def __init__(self, factory: RequestFactory, served: ServedModels) -> None:
         self._factory = factory
-        self._model = model
+        self._served = served
 
     async def tokenize(self, body: TokenizeRequest) -> TokenizeResponse:
         """Token ids of ``prompt``, ``content`` or ``messages``; longer than the context is fine.
@@ -32,7 +33,7 @@ class TokenizeService:
         Raises:
             RequestError: none or several of them, or messages that the template refuses.
         """
-        check_model(body.model, self._model)
+        self._served.adapter(body.model)
         given = [v for v in (body.prompt, body.content, body.messages) if v is not None]
         if len(given) != 1:
             raise RequestError(400, "give exactly one of prompt, content and messages")
@@ -45,7 +46,7 @@ class TokenizeService:
         Raises:
             RequestError: an id is not in the vocabulary.
         """
-        check_model(body.model, self._model)
+        self._served.adapter(body.model)
         try:
             self._factory.limits.check_ids("tokens", body.tokens)
         except ValueError as error:
