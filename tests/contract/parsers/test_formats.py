@@ -1,0 +1,126 @@
+"""Every format, every way of cutting its text: the same answer, and nothing lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.contract.parsers.samples import REASONING_SAMPLES, TOOL_SAMPLES, TOOLS, Sample
+from xllm.frontend.parsers import Parsed
+from xllm.frontend.parsers.catalogue import REASONING_FORMATS, TOOL_FORMATS
+from xllm.frontend.parsers.message import TextParser
+from xllm.frontend.parsers.sink import Sink
+
+# Texts up to this long are cut at every pair of places, and all at this many random sets.
+_ALL_PAIRS_CHARS = 36
+_ALL_PAIRS_CHARS_SLOW = 110
+_NUM_RANDOM = 30
+
+
+def parser(kind: str, name: str, sample: Sample) -> TextParser:
+    sink = Sink(lambda index: f"call_{index}")
+    if kind == "tools" and name != "gpt_oss":
+        form = TOOL_FORMATS.load(name).FORMAT
+        return TextParser(sink, TOOLS, tool_format=form)
+    tools = TOOL_FORMATS.load(name).FORMAT if kind == "tools" else None
+    reasoning = REASONING_FORMATS.load(name).FORMAT
+    return TextParser(
+        sink, TOOLS, tool_format=tools, reasoning_format=reasoning, thinking=sample.thinking
+    )
+
+
+def read(kind: str, name: str, sample: Sample, pieces: Sequence[str]) -> tuple[Parsed, bool]:
+    reader = parser(kind, name, sample)
+    whole = Parsed()
+    for piece in pieces:
+        whole += reader.feed(piece)
+    whole += reader.finish()
+    return whole, reader.called
+
+
+def cuts(text: str, all_pairs_chars: int = _ALL_PAIRS_CHARS) -> Iterator[list[str]]:
+    """The text in two pieces at every place, in three at every pair, in ones, in random ones."""
+    places = range(1, len(text))
+    sets: Iterator[Sequence[int]] = ((place,) for place in places)
+    if len(text) <= all_pairs_chars:
+        sets = itertools.chain(sets, itertools.combinations(places, 2))
+    rng = random.Random(len(text))
+    some = (sorted(rng.sample(places, rng.randint(0, len(places)))) for _ in range(_NUM_RANDOM))
+    for chosen in itertools.chain(sets, [places], some):
+        ends = [0, *chosen, len(text)]
+        yield [text[a:b] for a, b in itertools.pairwise(ends)]
+
+
+SAMPLES = [
+    (kind, name, sample)
+    for kind, table in (("tools", TOOL_SAMPLES), ("reasoning", REASONING_SAMPLES))
+    for name, samples in table.items()
+    for sample in samples
+]
+IDS = [f"{kind}-{name}-{i}" for i, (kind, name, _) in enumerate(SAMPLES)]
+
+
+@pytest.mark.parametrize(("kind", "name", "sample"), SAMPLES, ids=IDS)
+def test_a_text_means_what_it_says(kind, name, sample):
+    parsed, called = read(kind, name, sample, [sample.text])
+    assert parsed.content == sample.content
+    assert parsed.reasoning == sample.reasoning
+    assert [call.name for call in parsed.tool_calls] == [name for name, _ in sample.calls]
+    for call, (_, arguments) in zip(parsed.tool_calls, sample.calls, strict=True):
+        if isinstance(arguments, str):
+            assert call.arguments == arguments
+        else:
+            assert json.loads(call.arguments) == arguments
+    assert called == (bool(sample.calls) and sample.complete)
+    assert len({call.id for call in parsed.tool_calls}) == len(sample.calls)
+
+
+@pytest.mark.parametrize(("kind", "name", "sample"), SAMPLES, ids=IDS)
+def test_a_text_means_the_same_however_it_is_cut(kind, name, sample):
+    whole = read(kind, name, sample, [sample.text])
+    for pieces in cuts(sample.text):
+        assert read(kind, name, sample, pieces) == whole, pieces
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name", "sample"), SAMPLES, ids=IDS)
+def test_a_text_means_the_same_cut_at_every_pair_of_places(kind, name, sample):
+    whole = read(kind, name, sample, [sample.text])
+    for pieces in cuts(sample.text, _ALL_PAIRS_CHARS_SLOW):
+        assert read(kind, name, sample, pieces) == whole, pieces
+
+
+def test_every_format_has_samples():
+    assert TOOL_FORMATS.names() == sorted(TOOL_SAMPLES)
+    assert REASONING_FORMATS.names() == sorted(REASONING_SAMPLES)
+    for name, samples in TOOL_SAMPLES.items():
+        assert any(s.calls for s in samples), name
+        assert any(not s.calls and s.content for s in samples), name
+
+
+def test_there_are_enough_samples_and_cuts():
+    num_cuts = sum(sum(1 for _ in cuts(sample.text)) for _, _, sample in SAMPLES)
+    print(f"{len(SAMPLES)} samples, {num_cuts} cuts")
+    assert len(SAMPLES) > 150
+    assert num_cuts > 25_000
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_SAMPLES))
+def test_random_texts_of_a_formats_own_pieces_lose_no_prose(name):
+    """Broken calls in any order: every cut agrees, and words between them survive."""
+    rng = random.Random(name)
+    samples = TOOL_SAMPLES[name]
+    for _ in range(6):
+        parts = []
+        for _ in range(4):
+            text = rng.choice(samples).text
+            start = rng.randrange(len(text))
+            parts += [text[start : start + rng.randint(1, 60)], f"word{rng.randrange(10**9)}"]
+        sample = Sample("".join(parts))
+        whole = read("tools", name, sample, [sample.text])
+        for pieces in itertools.islice(cuts(sample.text), 0, None, 5):
+            assert read("tools", name, sample, pieces) == whole, pieces

@@ -1,0 +1,22 @@
+"""Qwen3-Coder: a function tag with one tag per parameter."""
+
+from __future__ import annotations
+
+from xllm.frontend.parsers.bodies import TaggedCall
+from xllm.frontend.parsers.format import ToolFormat
+
+FORMAT = ToolFormat(
+    opens=("<tool_call>",),
+    body=TaggedCall(
+        open="<function=",
+        name_ends=(">",),
+        key_open="<parameter=",
+        key_close=">",
+        value_close="</parameter>",
+        close="</function>",
+        outer_close="</tool_call>",
+        line_values=True,
+    ),
+    template=(("<tool_call>", "<function=", "<parameter="),),
+    model_types=("qwen3_next", "qwen3_5", "qwen3_5_moe"),
+)
