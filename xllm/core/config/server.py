@@ -27,6 +27,7 @@ class ServerConfig:
     max_n: int = option(128, "Largest n of one request.", low=1)
     max_prompts: int = option(1024, "Most prompts in one completion request.", low=1)
     max_logprobs: int = option(20, "Most alternatives per token in logprobs.", low=0)
+    max_beam_width: int = option(16, "Most beams of one search.", low=1)
     max_stop: int = option(64, "Most stop strings or stop token ids of one request.", low=1)
     max_logit_bias: int = option(1024, "Most entries of logit_bias.", low=1)
     max_bad_words: int = option(256, "Most entries of bad_words.", low=1)

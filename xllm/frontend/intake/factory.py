@@ -137,6 +137,31 @@ class RequestFactory:
         except ValueError as error:
             raise RequestError.from_value_error(error) from None
 
+    def successor(
+        self, request: Request, token_ids: Sequence[int], params: SamplingParams
+    ) -> PreparedRequest:
+        """A request of our own that goes on from another's prompt and some tokens of an answer.
+
+        ``params`` are trusted, and ``max_tokens`` is among them. Priority, salt and times are the
+        other request's; nothing but the length ends it.
+        """
+        assert params.max_tokens is not None
+        handle = next(self._handles)
+        prompt = np.array([*request.prompt_token_ids.tolist(), *token_ids], dtype=np.int32)
+        successor = Request(
+            handle=handle,
+            request_id=f"{request.request_id}-{handle}",
+            prompt_token_ids=prompt,
+            params=params,
+            max_tokens=params.max_tokens,
+            seed=request.seed,
+            priority=request.priority,
+            arrival_time=request.arrival_time,
+            cache_salt=request.cache_salt,
+            targets=request.targets,
+        )
+        return PreparedRequest(successor)
+
     def render(self, body: ChatCompletionRequest | TokenizeRequest) -> str:
         """The prompt text of a conversation.
 

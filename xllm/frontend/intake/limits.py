@@ -23,6 +23,7 @@ class Limits:
     max_n: int
     max_prompts: int
     max_logprobs: int
+    max_beam_width: int
     max_stop: int
     max_logit_bias: int
     max_bad_words: int
@@ -36,6 +37,7 @@ class Limits:
             max_n=server.max_n,
             max_prompts=server.max_prompts,
             max_logprobs=server.max_logprobs,
+            max_beam_width=server.max_beam_width,
             max_stop=server.max_stop,
             max_logit_bias=server.max_logit_bias,
             max_bad_words=server.max_bad_words,
