@@ -10,9 +10,10 @@ from xllm.version import __version__
 
 if TYPE_CHECKING:
     from xllm.core.request.sampling import SamplingParams
+    from xllm.entrypoints.beam import BeamSearchParams
     from xllm.entrypoints.offline import LLM, AsyncLLM, LoRARequest
 
-__all__ = ["LLM", "AsyncLLM", "LoRARequest", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "BeamSearchParams", "LoRARequest", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,6 +21,10 @@ def __getattr__(name: str) -> Any:
         from xllm.entrypoints import offline
 
         return getattr(offline, name)
+    if name == "BeamSearchParams":
+        from xllm.entrypoints.beam import BeamSearchParams
+
+        return BeamSearchParams
     if name == "SamplingParams":
         from xllm.core.request.sampling import SamplingParams
 

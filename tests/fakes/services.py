@@ -20,6 +20,7 @@ from xllm.frontend.protocol import (
     decode_request,
 )
 from xllm.frontend.services import (
+    BeamService,
     ChatService,
     CompletionService,
     Conversations,
@@ -52,10 +53,13 @@ class Stack:
         )
         self.served = ServedModels("tiny")
         self.dispatcher = OutputDispatcher(self.client, OutputProcessor(self.tokenizer, [EOS]))
-        self.chat = ChatService(Conversations(self.factory, self.dispatcher, self.served))
-        self.completions = CompletionService(self.factory, self.dispatcher, self.served)
-        self.render = RenderService(self.factory, self.served)
-        self.tokenize = TokenizeService(self.factory, self.served)
+        served = self.served
+        beams = BeamService(self.factory, self.dispatcher, served)
+        self.conversations = Conversations(self.factory, self.dispatcher, served)
+        self.chat = ChatService(self.conversations, beams)
+        self.completions = CompletionService(self.factory, self.dispatcher, served, beams)
+        self.render = RenderService(self.factory, served)
+        self.tokenize = TokenizeService(self.factory, served)
 
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)

@@ -20,6 +20,7 @@ from xllm.frontend.protocol.adapters import LoadAdapterRequest
 from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.services import (
     AdapterService,
+    BeamService,
     ChatService,
     CompletionService,
     Conversations,
@@ -161,9 +162,10 @@ class ServingStack:
         served = ServedModels(self._config.model.api_name)
         factory = text.request_factory(self._config, ready, served)
         dispatcher = OutputDispatcher(client, text.output_processor())
+        beams = BeamService(factory, dispatcher, served)
         return Services(
-            chat=ChatService(Conversations(factory, dispatcher, served)),
-            completions=CompletionService(factory, dispatcher, served),
+            chat=ChatService(Conversations(factory, dispatcher, served), beams),
+            completions=CompletionService(factory, dispatcher, served, beams),
             models=ModelService(served, ready.max_model_len, self._config.model.model),
             tokenize=TokenizeService(factory, served),
             render=RenderService(factory, served),

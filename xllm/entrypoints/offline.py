@@ -19,6 +19,7 @@ from xllm.core.config import XllmConfig
 from xllm.core.config.flags import make_config
 from xllm.core.messages.server import EngineProgress, EngineStats
 from xllm.core.request.sampling import SamplingParams
+from xllm.entrypoints.beam import BeamSearchOutput, BeamSearchParams, search_all
 from xllm.entrypoints.outputs import Collector, RequestOutput, plain_error
 from xllm.frontend.intake import PreparedRequest, RequestFactory
 from xllm.frontend.protocol.chat import ChatCompletionRequest
@@ -159,6 +160,27 @@ class LLM:
             for (text, ids), each in zip(prompts, params, strict=True)
         ]
         return self._run(prepared, use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """Find the likeliest continuations of prompts.
+
+        Returns:
+            One output per prompt, with ``beam_width`` sequences at most, best first.
+
+        Raises:
+            ValueError: a prompt or parameter that cannot be served.
+        """
+        sampling = SamplingParams(
+            max_tokens=params.max_tokens,
+            ignore_eos=params.ignore_eos,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+        )
+        prepared = [_prepare(self._factory, _plain(each), sampling) for each in _as_list(prompts)]
+        return search_all(
+            self._factory, prepared, params, lambda requests: self._run(requests, False)
+        )
 
     def _adapter(self, lora_request: LoRARequest | None) -> int:
         """The engine's number of an adapter, which is loaded if need be."""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 from xllm.core.request.sampling import SamplingParams
 from xllm.frontend.intake.factory import PreparedRequest, RequestFactory
-from xllm.frontend.output.beam import BeamSearch, EarlyStopping
+from xllm.frontend.output.beam import BeamSearch, EarlyStopping, FoundAnswer
 from xllm.frontend.protocol.chat import ChatCompletionRequest
 from xllm.frontend.protocol.completions import CompletionRequest
+from xllm.frontend.text.detokenizer import Detokenizer
 
 # Fields whose effect a search over raw probabilities would silently lose.
 _EXCLUDED = (
     *("stream", "best_of", "echo", "suffix", "logprobs", "top_logprobs", "prompt_logprobs", "stop"),
     *("min_tokens", "presence_penalty", "frequency_penalty", "bad_words", "allowed_token_ids"),
-    *("logit_bias", "structured_outputs", "response_format"),
+    "logit_bias",
 )
 _MAX_LENGTH_PENALTY = 10.0
 
@@ -76,11 +76,18 @@ class PromptSearch:
         factory: makes the requests for single tokens.
         prepared: the whole request; its own sampling is not used.
         params: of the search.
+
+    Raises:
+        ValueError: the request asks for no token at all, or for an answer of a given form.
     """
 
     def __init__(
         self, factory: RequestFactory, prepared: PreparedRequest, params: BeamParams
     ) -> None:
+        if prepared.request.structured_output is not None:
+            raise ValueError("use_beam_search cannot be combined with an answer of a given form")
+        if prepared.request.max_tokens < 1:
+            raise ValueError("max_tokens must be at least 1 with use_beam_search, got 0")
         self._factory = factory
         self._request = prepared.request
         self.prepared = prepared
@@ -105,7 +112,13 @@ class PromptSearch:
             for beam in self.search.beams
         ]
 
-    def text(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer."""
-        skip = self._request.params.skip_special_tokens
-        return self._factory.tokenizer.decode(list(token_ids), skip_special_tokens=skip)
+    def text(self, answer: FoundAnswer) -> str:
+        """The text of an answer, with that of its end token if the request asks for it."""
+        params = self._request.params
+        token_ids = answer.token_ids
+        if answer.end_token_id is not None and params.include_stop_str_in_output:
+            token_ids = (*token_ids, answer.end_token_id)
+        detokenizer = Detokenizer(
+            self._factory.tokenizer, skip_special_tokens=params.skip_special_tokens
+        )
+        return detokenizer.push(token_ids) + detokenizer.flush()

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from xllm.core.grammar import GrammarCache, GrammarCompiler
@@ -142,23 +143,24 @@ class RequestFactory:
     ) -> PreparedRequest:
         """A request of our own that goes on from another's prompt and some tokens of an answer.
 
-        ``params`` are trusted, and ``max_tokens`` is among them. Priority, salt and times are the
-        other request's; nothing but the length ends it.
+        ``params`` are trusted, and ``max_tokens`` is among them. Priority, adapter, salt and times
+        are the other request's; nothing but the length ends it.
         """
         assert params.max_tokens is not None
         handle = next(self._handles)
-        prompt = np.array([*request.prompt_token_ids.tolist(), *token_ids], dtype=np.int32)
-        successor = Request(
+        successor = msgspec.structs.replace(
+            request,
             handle=handle,
             request_id=f"{request.request_id}-{handle}",
-            prompt_token_ids=prompt,
+            prompt_token_ids=np.array(
+                [*request.prompt_token_ids.tolist(), *token_ids], dtype=np.int32
+            ),
             params=params,
             max_tokens=params.max_tokens,
-            seed=request.seed,
-            priority=request.priority,
-            arrival_time=request.arrival_time,
-            cache_salt=request.cache_salt,
-            targets=request.targets,
+            stop_token_ids=(),
+            suppress_token_ids=(),
+            bad_words_token_ids=(),
+            structured_output=None,
         )
         return PreparedRequest(successor)
 

@@ -7,6 +7,7 @@ Scores, the stopping rules and their names are those of Hugging Face's ``generat
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -21,7 +22,7 @@ class Beam(NamedTuple):
 
 
 class FoundAnswer(NamedTuple):
-    """A finished answer. ``end_token_id`` is the token that ended it, which is not among the ids."""
+    """A finished answer. The token that ended it is not among ``token_ids``."""
 
     score: float
     token_ids: tuple[int, ...]
@@ -121,4 +122,4 @@ class BeamSearch:
         return self._score(self.beams[0].logprob, length) <= self._found[-1].score
 
     def _score(self, logprob: float, length: int) -> float:
-        return logprob / float(length) ** self._length_penalty
+        return logprob / math.pow(length, self._length_penalty)

@@ -5,6 +5,7 @@ Public: the services, ``Conversations``, ``OutputDispatcher``, ``ChunkStream``, 
 """
 
 from xllm.frontend.services.adapters import AdapterService
+from xllm.frontend.services.beam import BeamService
 from xllm.frontend.services.chat import ChatService
 from xllm.frontend.services.chunks import ChunkStream
 from xllm.frontend.services.completions import CompletionService
@@ -17,6 +18,7 @@ from xllm.frontend.services.tokenize import TokenizeService
 
 __all__ = [
     "AdapterService",
+    "BeamService",
     "ChatService",
     "ChunkStream",
     "CompletionService",

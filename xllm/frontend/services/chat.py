@@ -20,6 +20,7 @@ from xllm.frontend.protocol.chat import (
     ToolCallPiece,
 )
 from xllm.frontend.protocol.usage import Usage
+from xllm.frontend.services.beam import BeamService
 from xllm.frontend.services.chunks import ChunkStream, open_stream, read_whole
 from xllm.frontend.services.conversation import Conversation, Conversations
 from xllm.frontend.services.logprobs import chat_logprobs
@@ -32,10 +33,12 @@ class ChatService:
 
     Args:
         conversations: finds the answers; this service gives them the API's shape.
+        beams: answers by beam search where that is asked for.
     """
 
-    def __init__(self, conversations: Conversations) -> None:
+    def __init__(self, conversations: Conversations, beams: BeamService) -> None:
         self._conversations = conversations
+        self._beams = beams
 
     async def handle(
         self, body: ChatCompletionRequest
@@ -47,6 +50,8 @@ class ChatService:
         Raises:
             RequestError: the request is refused or failed.
         """
+        if body.use_beam_search:
+            return await self._beams.chat(body)
         source = self._conversations
         conversation = await source.open(body)
         answer = _Answer(body, conversation, source.served.shown(body.model), source.tokenizer)

@@ -19,6 +19,7 @@ from xllm.frontend.protocol.completions import (
     CompletionRequest,
 )
 from xllm.frontend.protocol.usage import Usage
+from xllm.frontend.services.beam import BeamService
 from xllm.frontend.services.chunks import ChunkStream, open_stream, read_whole
 from xllm.frontend.services.dispatcher import AnswerStream, OutputDispatcher, PromptDelta
 from xllm.frontend.services.logprobs import completion_logprobs, prompt_offsets
@@ -39,14 +40,20 @@ class CompletionService:
         factory: makes engine requests.
         dispatcher: sends them and brings the answers.
         served: the names that ``model`` may have.
+        beams: answers by beam search where that is asked for.
     """
 
     def __init__(
-        self, factory: RequestFactory, dispatcher: OutputDispatcher, served: ServedModels
+        self,
+        factory: RequestFactory,
+        dispatcher: OutputDispatcher,
+        served: ServedModels,
+        beams: BeamService,
     ) -> None:
         self._factory = factory
         self._dispatcher = dispatcher
         self._served = served
+        self._beams = beams
 
     async def handle(self, body: CompletionRequest) -> Completion | ChunkStream[Completion]:
         """Answer whole, or as an async iterator of chunk lists if ``stream`` is set.
@@ -59,6 +66,8 @@ class CompletionService:
         """
         self._served.adapter(body.model)
         check_stream_fields(body)
+        if body.use_beam_search:
+            return await self._beams.completion(body)
         prepared = await off_loop(intake_chars(body), lambda: self._factory.from_completion(body))
         first = prepared[0]  # all prompts share one grammar
         await self._factory.grammars.check(first.request.structured_output, first.grammar_field)
