@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from xllm.core.observability.instruments import Counter, Gauge, Histogram
-from xllm.core.observability.metrics import FINISH_REASONS, ServerMetrics
+from xllm.core.observability.instruments import Instrument
+from xllm.core.observability.metrics import FINISH_REASONS, ServerMetrics, aliases
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "metrics.md"
 
@@ -22,16 +22,21 @@ def render() -> str:
         "| name | kind | |",
         "|---|---|---|",
     ]
-    for instrument in ServerMetrics().instruments():
+    metrics = ServerMetrics()
+    for instrument in metrics.instruments():
         metric = instrument.metric
         text = metric.help
         if metric.label is not None:
             text += f" Label `{metric.label}`: {', '.join(FINISH_REASONS)}."
         lines.append(f"| `{metric.full_name}` | {_kind(instrument)} | {text} |")
+    lines += ["", "With `--compat-metrics vllm` these names carry the same values too:", ""]
+    lines += ["| name | same as |", "|---|---|"]
+    for instrument, alias in aliases(metrics, "vllm"):
+        lines.append(f"| `{alias.full_name}` | `{instrument.metric.full_name}` |")
     return "\n".join(lines) + "\n"
 
 
-def _kind(instrument: Counter | Gauge | Histogram) -> str:
+def _kind(instrument: Instrument) -> str:
     return type(instrument).__name__.lower()
 
 

@@ -17,6 +17,7 @@ from xllm.core.config.files import ModelFiles
 from xllm.core.messages.engine import (
     AbortRequests,
     AddRequests,
+    Drain,
     Hello,
     LoadAdapter,
     ResetPrefixCache,
@@ -164,9 +165,11 @@ class ProcessEngineClient:
         """Deliver every later output to ``sink``."""
         self._sink = sink
 
-    def drain(self) -> None:
-        """Take no further request; those open go on."""
+    def drain(self, timeout_seconds: float) -> None:
+        """Take no further request; the engine finishes those open and ends."""
         self._draining = True
+        if self._ready is not None and self._death is None:
+            self._channel.send(Drain(timeout_seconds))
 
     def add(self, requests: Sequence[Request]) -> None:
         """Send requests to the engine.
@@ -259,7 +262,8 @@ class ProcessEngineClient:
 
     def _on_exit(self, reason: str) -> None:
         self._channel.drain()  # the engine's own last words come first
-        self._die(reason)
+        if not self._draining or self._observer.num_open:
+            self._die(reason)
 
     def _die(self, reason: str) -> None:
         if self._death is not None:

@@ -110,7 +110,7 @@ class ServingStack:
         """Take no further request; those open go on."""
         self._draining = True
         if self._client is not None:
-            self._client.drain()
+            self._client.drain(self._config.server.shutdown_timeout)
 
     def fail_open(self, message: str) -> None:
         """End every open request with an error."""
@@ -148,7 +148,11 @@ class ServingStack:
         self._metrics.server_memory.set(resident_bytes(os.getpid()))
         self._metrics.engine_memory.set(resident_bytes(pid))
         if self._page is None:
-            self._page = exposition(self._metrics, self._config.model.api_name)
+            self._page = exposition(
+                self._metrics,
+                self._config.model.api_name,
+                self._config.observability.compat_metrics,
+            )
         return self._page()
 
     def reset_prefix_cache(self) -> None:

@@ -173,6 +173,15 @@ class RequestObserver:
                 request.num_tokens,
                 reason,
                 seconds,
+                extra={
+                    "fields": {
+                        "request_id": request.request_id,
+                        "prompt_tokens": request.prompt_len,
+                        "generation_tokens": request.num_tokens,
+                        "finish_reason": reason,
+                        "seconds": round(seconds, 6),
+                    }
+                },
             )
 
     def _take_slot(self) -> int:

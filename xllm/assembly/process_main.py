@@ -64,7 +64,8 @@ def main() -> int:
         launch = link.read_launch()
     except EOFError:
         os._exit(0)  # without waiting for the imports
-    configure_logging(launch.config.observability.log_level)
+    observability = launch.config.observability
+    configure_logging(observability.log_level, observability.log_format)
     folder = SocketFolder(Path(launch.socket_folder))
     watch = ParentWatch(link, folder)
     # In this order: a server that is gone already must find its watcher after the folder exists.

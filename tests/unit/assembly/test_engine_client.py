@@ -12,7 +12,7 @@ from xllm.assembly.control_link import Pong
 from xllm.assembly.engine_client import EngineFailed, ProcessEngineClient
 from xllm.core.config import SchedulerConfig, ServerConfig, XllmConfig
 from xllm.core.config.files import ModelFiles
-from xllm.core.messages.engine import AbortRequests, AddRequests, Hello
+from xllm.core.messages.engine import AbortRequests, AddRequests, Drain, Hello
 from xllm.core.messages.server import EngineDead, EngineReady, EngineStats
 from xllm.core.observability.metrics import ServerMetrics
 from xllm.core.request.request import Request
@@ -144,9 +144,25 @@ def test_requests_are_refused_until_ready_and_while_draining() -> None:
         assert status_of(rig.client, request(1)) == 503
         await rig.loaded()
         rig.client.add([request(1)])
-        rig.client.drain()
+        rig.client.drain(5.0)
         assert status_of(rig.client, request(2)) == 503
-        assert [type(m) for m in rig.channel.sent] == [Hello, AddRequests]
+        assert rig.channel.sent[0] == Hello() and rig.channel.sent[-1] == Drain(5.0)
+        assert [type(m) for m in rig.channel.sent] == [Hello, AddRequests, Drain]
+        await rig.client.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("open_requests", [0, 1])
+def test_an_engine_that_ends_after_a_drain_is_a_death_only_to_those_it_owes(
+    open_requests: int,
+) -> None:
+    async def scenario() -> None:
+        rig = await Rig().loaded()
+        rig.client.add([request(handle) for handle in range(open_requests)])
+        rig.client.drain(5.0)
+        rig.process.exit("the engine process ended with exit code 0")
+        assert rig.deaths == len(rig.sink.failures) == open_requests
         await rig.client.close()
 
     run(scenario)

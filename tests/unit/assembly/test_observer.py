@@ -139,3 +139,19 @@ def test_ledgers_agree_after_random_traffic(
     observer.fail_all()
     observer.check()
     assert sum(metrics.requests_finished.values.values()) == 300
+
+
+def test_the_line_of_a_request_names_it_and_holds_no_text(
+    metrics: ServerMetrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "xllm")
+    observer = RequestObserver(metrics, log_requests=True)
+    observer.submitted([request(1)])
+    observer.ended(1, -1, "abort")
+    (record,) = caplog.records
+    fields = record.fields  # type: ignore[attr-defined]
+    assert fields["request_id"] in record.getMessage()
+    assert fields["finish_reason"] == "abort"
+    assert set(fields) == {
+        *("request_id", "prompt_tokens", "generation_tokens", "finish_reason", "seconds"),
+    }

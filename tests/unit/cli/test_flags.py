@@ -19,7 +19,7 @@ OPTIONS = {
     "shutdown_timeout "
     "max_body_bytes max_n max_prompts max_logprobs max_stop max_logit_bias max_bad_words "
     "request_timeout tool_call_parser",
-    "observability": "log_level log_requests log_stats_interval",
+    "observability": "log_level log_format log_requests log_stats_interval compat_metrics",
 }
 
 

@@ -61,3 +61,19 @@ def test_a_total_taken_over_never_falls() -> None:
     metrics.preemptions.raise_to(5)
     metrics.preemptions.raise_to(3)
     assert metrics.preemptions.values == {"": 5}
+
+
+def test_vllms_names_carry_the_same_values_when_asked_for() -> None:
+    metrics = ServerMetrics()
+    metrics.running.set(3)
+    metrics.ttft.observe([0.1, 3.0])
+    metrics.requests_finished.add(2, "length")
+    page = exposition(metrics, "m", "vllm")()
+    values, model = samples(page), ("model_name", "m")
+    assert values["vllm:num_requests_running", (model,)] == 3
+    assert values["vllm:time_to_first_token_seconds_count", (model,)] == 2
+    assert values["vllm:request_success_total", (("finished_reason", "length"), model)] == 2
+    assert values["vllm:generation_tokens_total", (model,)] == 0
+    families = [f.name for f in text_string_to_metric_families(page.decode())]
+    assert len(set(families)) == len(families)
+    assert b"vllm:" not in exposition(metrics, "m")()

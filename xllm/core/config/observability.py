@@ -14,9 +14,19 @@ class ObservabilityConfig:
     log_level: str = option(
         "info", "Least severe level that is logged.", choices=("debug", "info", "warning", "error")
     )
-    log_requests: bool = option(False, "Log one line per request, without its text.")
+    log_format: str = option(
+        "text", "Lines for people, or one JSON object per line.", choices=("text", "json")
+    )
+    log_requests: bool = option(
+        False,
+        "Log one line per request, without its text.",
+        aliases=("--enable-log-requests",),
+    )
     log_stats_interval: float = option(
         10.0, "Seconds between throughput lines while requests run; 0 logs none.", low=0
+    )
+    compat_metrics: str | None = option(
+        None, "Export the metrics under another engine's names too.", choices=("vllm",)
     )
 
     def __post_init__(self) -> None:

@@ -24,11 +24,12 @@ class Metric:
     help: str
     label: str | None = None
     buckets: tuple[float, ...] = ()
+    prefix: str = "xllm:"
 
     @property
     def full_name(self) -> str:
         """The exposed name: prefix, name and, as Prometheus wants it, the unit."""
-        return "xllm:" + "_".join(filter(None, (self.name, self.unit)))
+        return self.prefix + "_".join(filter(None, (self.name, self.unit)))
 
 
 class Counter:
@@ -78,3 +79,6 @@ class Histogram:
         slots = np.searchsorted(self._bounds, array, side="left")
         self.counts += np.bincount(slots, minlength=len(self.counts))
         self.sum += float(array.sum())
+
+
+Instrument = Counter | Gauge | Histogram

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import logging
 import re
 import sys
@@ -32,14 +34,40 @@ class OneLineFormatter(logging.Formatter):
         return "\n".join("  | " + escape_controls(line) for line in lines)
 
 
-def configure_logging(level: str = "info") -> None:
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: ``time`` (UTC), ``level``, ``logger``, ``message``.
+
+    A traceback is one string, ``exception``. A record made with ``extra={"fields": {...}}`` has
+    these keys too, so that a request's id and figures need not be parsed out of its message.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's line; JSON escapes what could break it."""
+        moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        line = {
+            "time": moment.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+_FORMATTERS = {"text": OneLineFormatter, "json": JsonFormatter}
+
+
+def configure_logging(level: str = "info", form: str = "text") -> None:
     """Send xllm's records (and those of the HTTP server) to stderr in one format.
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
+        form: ``text`` or ``json``.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLineFormatter())
+    handler.setFormatter(_FORMATTERS[form]())
     for name, own_level in ((_ROOT, level.upper()), ("uvicorn", "WARNING"), ("asyncio", "WARNING")):
         target = logging.getLogger(name)
         target.handlers[:] = [handler]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from xllm.core.observability.instruments import Counter, Gauge, Histogram, Metric
+from xllm.core.observability.instruments import Counter, Gauge, Histogram, Instrument, Metric
 
 # Upper bounds in seconds: fine below the human threshold, coarse above.
 _LATENCY = (
@@ -70,32 +71,70 @@ class ServerMetrics:
         for reason in FINISH_REASONS:
             self.requests_finished.add(0.0, reason)
 
-    def instruments(self) -> Iterator[Counter | Gauge | Histogram]:
+    def instruments(self) -> Iterator[Instrument]:
         """Every instrument."""
         for value in vars(self).values():
             if isinstance(value, Counter | Gauge | Histogram):
                 yield value
 
 
-def exposition(metrics: ServerMetrics, model: str) -> Callable[[], bytes]:
-    """A function that writes the Prometheus text page, every sample labelled with the model."""
+# vLLM's name (its prefix is "vllm:", its label of endings "finished_reason") for what we count.
+_VLLM = {
+    "num_requests_running": "running",
+    "num_requests_waiting": "waiting",
+    "kv_cache_usage_perc": "kv_usage",
+    "num_preemptions": "preemptions",
+    "prompt_tokens": "prompt_tokens",
+    "generation_tokens": "generation_tokens",
+    "prefix_cache_queries": "prefix_queries",
+    "prefix_cache_hits": "prefix_hits",
+    "request_success": "requests_finished",
+    "time_to_first_token_seconds": "ttft",
+    "inter_token_latency_seconds": "itl",
+    "e2e_request_latency_seconds": "e2e",
+    "request_queue_time_seconds": "queue",
+    "request_prompt_tokens": "request_prompt",
+    "request_generation_tokens": "request_generation",
+}
+
+
+def aliases(metrics: ServerMetrics, compat: str | None) -> Iterator[tuple[Instrument, Metric]]:
+    """Instruments that another engine has too, with the metric as that engine names it."""
+    for name, role in (_VLLM if compat == "vllm" else {}).items():
+        instrument: Instrument = getattr(metrics, role)
+        label = instrument.metric.label and "finished_reason"
+        yield (
+            instrument,
+            dataclasses.replace(instrument.metric, prefix="vllm:", name=name, unit="", label=label),
+        )
+
+
+def exposition(
+    metrics: ServerMetrics, model: str, compat: str | None = None
+) -> Callable[[], bytes]:
+    """A function that writes the Prometheus text page, every sample labelled with the model.
+
+    Args:
+        compat: an engine under whose names (``aliases``) the values are exported a second time.
+    """
     # Imported on the first scrape's behalf: start-up should not pay for it.
     from prometheus_client import CollectorRegistry, generate_latest
 
     class Collector:
         def collect(self) -> Iterator[Any]:
             for instrument in metrics.instruments():
-                yield _family(instrument, model)
+                yield _family(instrument, instrument.metric, model)
+            for instrument, metric in aliases(metrics, compat):
+                yield _family(instrument, metric, model)
 
     registry = CollectorRegistry()
     registry.register(Collector())
     return lambda: generate_latest(registry)
 
 
-def _family(instrument: Counter | Gauge | Histogram, model: str) -> Any:
+def _family(instrument: Instrument, metric: Metric, model: str) -> Any:
     from prometheus_client import core
 
-    metric = instrument.metric
     labels = ["model_name", *([metric.label] if metric.label else [])]
     if isinstance(instrument, Gauge):
         gauge = core.GaugeMetricFamily(metric.full_name, metric.help, labels=labels)

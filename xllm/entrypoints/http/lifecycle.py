@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 
 import uvicorn
@@ -31,6 +32,9 @@ _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
 # A server whose engine died answers 503 this long, so that probes see it, then exits.
 _DEAD_SECONDS = 5.0
+# One request to stop may arrive as several signals: timeout(1) and terminals tell the process and
+# its group. Only a later one means "at once".
+_ECHO_SECONDS = 0.25
 
 
 def serve(config: XllmConfig) -> int:
@@ -38,7 +42,7 @@ def serve(config: XllmConfig) -> int:
 
     A start that fails (port in use, no such model, no memory) prints one line and returns 1.
     """
-    configure_logging(config.observability.log_level)
+    configure_logging(config.observability.log_level, config.observability.log_format)
     _raise_file_limit()
     try:
         listener = bind(config.server)
@@ -77,6 +81,7 @@ class _Server:
         self._config = config
         self._listener = listener
         self._stop = asyncio.Event()
+        self._first_signal = 0.0  # time.monotonic()
         self._report = StartupReport()
         self._stack: ServingStack = build(config, self._report.progress)
         self._activity = Activity()
@@ -84,7 +89,7 @@ class _Server:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self._on_signal, number)
         self._report.banner(self._config)
         self._warn_if_open()
         web = WebServer(create_app(self._stack, self._config.server, self._activity))
@@ -130,11 +135,14 @@ class _Server:
         if not self._config.server.api_key and not ipaddress.ip_address(host).is_loopback:
             logger.warning("%s is not a loopback address and no --api-key is set", host)
 
-    def _on_signal(self) -> None:
-        if self._stop.is_set():
+    def _on_signal(self, number: int) -> None:
+        now = time.monotonic()
+        if not self._stop.is_set():
+            self._first_signal = now
+            self._stop.set()
+        elif now - self._first_signal > _ECHO_SECONDS:
             self._stack.kill()
-            os._exit(1)
-        self._stop.set()
+            os._exit(128 + number)
 
 
 class WebServer(uvicorn.Server):
