@@ -7,8 +7,10 @@ import pytest
 
 from tests.contract.equivalence import tiny_engine
 from tests.contract.equivalence.tiny_engine import VOCAB_SIZE, TinyEngine, request, write_checkpoint
+from xllm.control.scheduler import sharing
 from xllm.core.config import ExecutionConfig
 from xllm.core.request.request import Request
+from xllm.execution.worker import prefix_rows
 from xllm.hardware.kernels import ops
 
 PARAMS = {
@@ -48,3 +50,26 @@ def test_tokens_equal_the_cpus(
     else:
         assert graph_step.num_replays >= 23, "steady decode must run as graphs"
         assert graph_step.num_eager == 0
+        ran = engine.worker.stats()
+        assert ran.eager_steps == 0
+        assert ran.idle_p99_us > 0.0 or not overlap
+
+
+def test_rows_with_a_shared_prefix_give_the_cpus_tokens(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(sharing, "MIN_SAVED_TOKENS", 64)
+    monkeypatch.setattr(prefix_rows, "PREFIX_UNIT", 16)  # tiles of float32 are as long
+    files = write_checkpoint(tmp_path, "llama")
+    prefix = np.random.default_rng(3).integers(0, VOCAB_SIZE, 70).tolist()
+    requests = [request(0, [7], 12), *(request(i, [*prefix, i], 20 + i) for i in range(1, 16))]
+    ops.use_platform("reference")
+    expected = TinyEngine(files).run(requests)
+    monkeypatch.setattr(tiny_engine, "ExecutionConfig", lambda **_: ExecutionConfig(device="cuda"))
+    engine = TinyEngine(files, overlap=True)
+    engine.run([request(99, [*prefix, 99], 1)])  # the prefix is in the cache before the others come
+    placed = []
+    place = prefix_rows.PrefixPlacer.place
+    monkeypatch.setattr(
+        prefix_rows.PrefixPlacer, "place", lambda *args: placed.append(place(*args)) or placed[-1]
+    )
+    assert engine.run(requests) == expected
+    assert placed and placed[0].lens.max() == 64

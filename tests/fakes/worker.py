@@ -21,6 +21,7 @@ from xllm.core.messages.worker import (
     SampledLogprobs,
     StepPlan,
     StepResult,
+    WorkerStats,
 )
 from xllm.kv_cache.layout import CacheGroup, CacheSpec, WorkerInfo
 
@@ -133,6 +134,10 @@ class FakeWorker:
 
     def close(self) -> None:
         """Nothing to give back."""
+
+    def stats(self) -> WorkerStats:
+        """A fake worker launches nothing."""
+        return WorkerStats()
 
     def execute(self, plan: StepPlan) -> FakePending:
         """Compute the step now; its blocks count as in use until ``result``."""

@@ -121,6 +121,12 @@ class RequestObserver:
         metrics.preemptions.raise_to(stats.num_preemptions)
         metrics.prefix_queries.raise_to(stats.prefix_queries)
         metrics.prefix_hits.raise_to(stats.prefix_hits)
+        worker = stats.worker
+        metrics.step_runners.raise_to(worker.decode_graph_steps, "decode_graph")
+        metrics.step_runners.raise_to(worker.mixed_graph_steps, "mixed_graph")
+        metrics.step_runners.raise_to(worker.eager_steps, "eager")
+        metrics.idle_p50.set(worker.idle_p50_us * 1e-6)
+        metrics.idle_p99.set(worker.idle_p99_us * 1e-6)
 
     def check(self) -> None:
         """Assert that the ledgers agree."""

@@ -44,3 +44,13 @@ class StatsLog:
             100 * hits / queries if queries else 0.0,
             stats.num_preemptions - last.num_preemptions,
         )
+        steps, before = stats.worker, last.worker
+        graphs = steps.decode_graph_steps + steps.mixed_graph_steps
+        graphs -= before.decode_graph_steps + before.mixed_graph_steps
+        if graphs:
+            logger.info(
+                "steps as graphs %.1f %%, device idle between decodes p50 %.0f us, p99 %.0f us",
+                100 * graphs / (graphs + steps.eager_steps - before.eager_steps),
+                steps.idle_p50_us,
+                steps.idle_p99_us,
+            )

@@ -81,6 +81,10 @@ def test_graph_steps_give_the_tokens_of_eager_steps(
     assert engine.run(requests) == expected
     assert sum(graph.num_replays for graph in graphs.of(DecodeOutput)) >= 4
     assert sum(graph.num_replays for graph in graphs.of(MixedOutput)) >= 3
+    ran = engine.worker.stats()
+    assert ran.decode_graph_steps == sum(g.num_replays for g in graphs.of(DecodeOutput))
+    assert ran.mixed_graph_steps == sum(g.num_replays for g in graphs.of(MixedOutput))
+    assert ran.eager_steps == 0, "every step of this engine has a graph"
 
 
 def test_graphs_are_captured_largest_first_and_a_batch_takes_the_smallest_that_fits(

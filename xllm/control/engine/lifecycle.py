@@ -121,7 +121,7 @@ class EngineLoopBase(abc.ABC):
 
     def stats(self) -> EngineStats:
         """Gauges and counters now."""
-        return self._stats.complete(self._scheduler.stats())
+        return self._stats.complete(self._scheduler.stats(), self._worker.stats())
 
     @property
     def running_seconds(self) -> float:

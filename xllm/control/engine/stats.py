@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from xllm.core.messages.server import EngineStats
+from xllm.core.messages.worker import WorkerStats
 
 MIN_INTERVAL_SECONDS = 0.25
 
@@ -43,9 +44,9 @@ class StatsReporter:
         began = self._began
         return 0.0 if began is None else time.perf_counter() - began
 
-    def complete(self, stats: EngineStats) -> EngineStats:
-        """The scheduler's stats with ``step_seconds`` filled in."""
-        return msgspec.structs.replace(stats, step_seconds=self._step_seconds)
+    def complete(self, stats: EngineStats, worker: WorkerStats) -> EngineStats:
+        """The scheduler's stats with ``step_seconds`` and the worker's filled in."""
+        return msgspec.structs.replace(stats, step_seconds=self._step_seconds, worker=worker)
 
     def due(self, idle: bool) -> bool:
         """Whether to tell the stats now; noted as told if so."""

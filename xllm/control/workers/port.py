@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from xllm.core.messages.worker import StepPlan, StepResult
+from xllm.core.messages.worker import StepPlan, StepResult, WorkerStats
 from xllm.kv_cache.layout import WorkerInfo
 
 
@@ -54,6 +54,10 @@ class WorkerPort(Protocol):
 
     def unload_adapter(self, adapter: int) -> None:
         """Forget an adapter that no row uses."""
+        ...
+
+    def stats(self) -> WorkerStats:
+        """How steps ran. Costs no wait for the device."""
         ...
 
     def close(self) -> None:

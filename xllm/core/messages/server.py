@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from xllm.core.messages.worker import WorkerStats
 from xllm.core.utils.arrays import Float32Array, Int8Array, Int32Array, Int64Array
 
 
@@ -84,6 +85,7 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     generation_tokens: int = 0
     step_seconds: float = 0.0  # wall time inside steps
     idle: bool = True
+    worker: WorkerStats = WorkerStats()
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag="ready"):

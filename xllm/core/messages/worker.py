@@ -85,6 +85,16 @@ class StepPlan(msgspec.Struct, frozen=True, tag="step"):
     shared_prefixes: SharedPrefixes | None = None
 
 
+class WorkerStats(msgspec.Struct, frozen=True):
+    """How steps ran since start, and the device's latest idle times between decode steps."""
+
+    decode_graph_steps: int = 0
+    mixed_graph_steps: int = 0
+    eager_steps: int = 0
+    idle_p50_us: float = 0.0
+    idle_p99_us: float = 0.0
+
+
 class SampledLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Logprobs of the sampled tokens whose rows asked. Columns as in ``LogprobColumns``."""
 

@@ -43,9 +43,9 @@ class Counter:
         """Add a non-negative amount."""
         self.values[label] = self.values.get(label, 0.0) + amount
 
-    def raise_to(self, total: float) -> None:
+    def raise_to(self, total: float, label: str = "") -> None:
         """Take over a running total that somebody else keeps."""
-        self.values[""] = max(self.values[""], total)
+        self.values[label] = max(self.values.get(label, 0.0), total)
 
 
 class Gauge:

@@ -36,6 +36,13 @@ PREFIX_QUERIES = Metric("prefix_cache_queried", "tokens", "Tokens looked up in t
 PREFIX_HITS = Metric("prefix_cache_hit", "tokens", "Tokens found in the prefix cache.")
 SERVER_MEMORY = Metric("server_resident_memory", "bytes", "Host memory of the server process.")
 ENGINE_MEMORY = Metric("engine_resident_memory", "bytes", "Host memory of the engine process.")
+STEP_RUNNERS = Metric("engine_steps_run", "", "Steps by how they were launched.", label="runner")
+IDLE_P50 = Metric(
+    "device_idle_p50", "seconds", "Device idle between decode steps, median of the latest."
+)
+IDLE_P99 = Metric(
+    "device_idle_p99", "seconds", "Device idle between decode steps, 99th percentile."
+)
 ENGINE_UP = Metric("engine_up", "", "1 while the engine is ready and alive.")
 
 # Values of the reason label, from the least to the most severe: of several choices the worst wins.
@@ -67,6 +74,9 @@ class ServerMetrics:
         self.prefix_hits = Counter(PREFIX_HITS)
         self.server_memory = Gauge(SERVER_MEMORY)
         self.engine_memory = Gauge(ENGINE_MEMORY)
+        self.step_runners = Counter(STEP_RUNNERS)
+        self.idle_p50 = Gauge(IDLE_P50)
+        self.idle_p99 = Gauge(IDLE_P99)
         self.engine_up = Gauge(ENGINE_UP)
         for reason in FINISH_REASONS:
             self.requests_finished.add(0.0, reason)

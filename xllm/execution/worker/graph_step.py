@@ -24,8 +24,15 @@ class GraphStep:
     ``num_eager`` counts such steps that had no graph, since graphs were captured.
     """
 
-    def __init__(self, runner: FullGraphRunner, rows: Rows, sampler: Sampler) -> None:
+    def __init__(
+        self,
+        runner: FullGraphRunner,
+        rows: Rows,
+        sampler: Sampler,
+        on_launch: Callable[[], None] | None = None,
+    ) -> None:
         self._runner = runner
+        self._on_launch = on_launch
         self._rows = rows
         self._sampler = sampler
         self._prefixes = PrefixPlacer(len(rows.prompt_lens))
@@ -67,7 +74,8 @@ class GraphStep:
         if draws is None:
             return self._sample_after(DecodeRows(plan.rows, seq_lens, None, None, prefix), step)
         output = self._runner.run(
-            DecodeRows(plan.rows, seq_lens, draws.inverse_temperature, draws.keys, prefix)
+            DecodeRows(plan.rows, seq_lens, draws.inverse_temperature, draws.keys, prefix),
+            self._on_launch,
         )
         return Samples(output.tokens, output.best_logits, _NO_ENTRIES, _NO_COUNTS, None)
 
@@ -82,7 +90,7 @@ class GraphStep:
     def _sample_after(self, rows: DecodeRows, step: SamplingStep) -> Samples:
         """Sample from the graph's logits; its own greedy tokens are overwritten in the rows."""
         staged = self._sampler.stage(step)
-        output: DecodeOutput = self._runner.run(rows)
+        output: DecodeOutput = self._runner.run(rows, self._on_launch)
         samples = self._sampler.sample(output.logits, staged)
         self._rows.token_ids.view(-1)[output.write_index] = samples.token_ids.int()
         return samples

@@ -51,10 +51,16 @@ class PendingResult:
             PromptPart(part.row, part.start, _logprobs_to_host(part.logprobs))
             for part in prompt_parts
         ]
+        self.fetched = False
         self._event: torch.Event | None = None
         if device.type != "cpu":
-            self._event = torch.Event(device)
+            self._event = torch.Event(device, enable_timing=True)
             self._event.record()
+
+    @property
+    def end(self) -> torch.Event | None:
+        """Marks the end of the step on the device; None on a CPU and once the result was read."""
+        return None if self.fetched else self._event
 
     def done(self) -> bool:
         """Whether ``result`` would return without waiting."""
@@ -64,6 +70,7 @@ class PendingResult:
         """Wait for the step and return what it sampled."""
         if self._event is not None:
             self._event.synchronize()
+        self.fetched = True
         return StepResult(
             step_id=self._step_id,
             token_ids=self._tokens.numpy().astype(np.int32),

@@ -10,16 +10,17 @@ import torch
 
 from xllm.core.config import XllmConfig
 from xllm.core.config.files import ModelFiles
-from xllm.core.messages.worker import NewRows, StepPlan
+from xllm.core.messages.worker import NewRows, StepPlan, WorkerStats
 from xllm.core.observability.logging import get_logger
 from xllm.execution.executor import Executor
 from xllm.execution.executor.runners.full_graph import DeviceTables, FullGraphRunner
 from xllm.execution.executor.runners.mixed_graph import BatchLimits, MixedGraphRunner
-from xllm.execution.executor.warmup import warmup_plans
+from xllm.execution.executor.warmup import WARMUP_STEP, warmup_plans
 from xllm.execution.sampling import RowRequest, Sampler
 from xllm.execution.worker import resources
 from xllm.execution.worker.adapters import RowAdapters
 from xllm.execution.worker.graph_step import GraphStep
+from xllm.execution.worker.idle import IdleMeter
 from xllm.execution.worker.input_builder import InputBuilder, StepInputs
 from xllm.execution.worker.pending import PendingResult
 from xllm.execution.worker.prompt_logprobs import PromptScorer
@@ -68,6 +69,9 @@ class Worker:
         self._progress = progress or (lambda phase, fraction: None)
         self._device = torch.device("cpu")
         self._started: _Started | None = None
+        self._idle = IdleMeter(self._device)
+        self._num_steps = 0
+        self._last_decode: PendingResult | None = None
         # Rows whose request does not fit the model, with the reason: they fail when they sample.
         self._refused: dict[int, str] = {}
 
@@ -89,6 +93,7 @@ class Worker:
         execution = self._config.execution
         platform = resources.open_platform(execution)
         self._device = platform.device
+        self._idle = IdleMeter(self._device)
         backend = load_backend(resources.attention_backend(execution, platform))
         model = self._load(platform)
         groups = resources.size_cache(
@@ -190,7 +195,7 @@ class Worker:
                 first_full_group(groups),
             )
             runner = FullGraphRunner(model, storage, backend, tables, graphs, max_rows)
-            self._started.graph_step = GraphStep(runner, rows, sampler)
+            self._started.graph_step = GraphStep(runner, rows, sampler, self._idle.mark_launch)
             self._started.mixed_graphs = mixed
         return self._started
 
@@ -222,13 +227,18 @@ class Worker:
         """
         started = self._started
         assert started is not None, "the worker is not started"
+        self._num_steps += plan.step_id != WARMUP_STEP
+        last, self._last_decode = self._last_decode, None
+        self._idle.note_end(None if last is None else last.end)
         self._update_rows(started, plan)
         # Captured graphs hold the plain model: a step with adapters runs eagerly.
         adapted = started.adapters is not None and started.adapters.select(plan)
         if started.graph_step is not None and not adapted:
             samples = started.graph_step.execute(plan)
             if samples is not None:
-                return PendingResult(plan.step_id, plan.rows, samples, [], self._refused)
+                pending = PendingResult(plan.step_id, plan.rows, samples, [], self._refused)
+                self._last_decode = pending
+                return pending
         inputs = started.builder.build(plan)
         staged = started.sampler.stage(inputs.sampling)
         output = started.executor.run(inputs.model, eager=adapted)
@@ -241,6 +251,17 @@ class Worker:
             started.scorer.score(plan, output.hidden),
             self._refused,
         )
+
+    def stats(self) -> WorkerStats:
+        """How steps ran."""
+        started = self._started
+        decode = mixed = 0
+        if started is not None and started.graph_step is not None:
+            decode = started.graph_step.num_replays
+        if started is not None and started.mixed_graphs is not None:
+            mixed = started.mixed_graphs.num_replays
+        median, high = self._idle.percentiles()
+        return WorkerStats(decode, mixed, self._num_steps - decode - mixed, median, high)
 
     def _update_rows(self, started: _Started, plan: StepPlan) -> None:
         """Let the plan's changes take effect: frees, then starts, then blocks."""

@@ -161,8 +161,12 @@ class FullGraphRunner:
         """Whether a decode step of that many rows has a graph."""
         return bool(self._graphs) and 0 < num_rows <= self._buckets[-1]
 
-    def run(self, step: DecodeRows) -> DecodeOutput:
-        """Queue one step: one copy, one replay."""
+    def run(self, step: DecodeRows, on_launch: Callable[[], None] | None = None) -> DecodeOutput:
+        """Queue one step: one copy, one replay.
+
+        Args:
+            on_launch: called between the two.
+        """
         count = len(step.rows)
         shares = step.prefix is not None
         size = next(s for s in (self._prefix_buckets if shares else self._buckets) if s >= count)
@@ -180,6 +184,8 @@ class FullGraphRunner:
             tail[size : size + step.prefix.members.size] = step.prefix.members.ravel()
         self._staging.load(packed)
         graph = self._graphs[size, shares]
+        if on_launch is not None:
+            on_launch()
         graph.replay()
         output: DecodeOutput = graph.output
         self.num_replays += 1
