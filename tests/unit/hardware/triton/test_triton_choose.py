@@ -1,0 +1,73 @@
+"""Choosing tokens without a sort equals the reference, which sorts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from xllm.hardware.kernels import reference
+from xllm.hardware.kernels.triton import choose
+
+ROWS = [  # inverse temperature, min-p, top-k, top-p
+    (0.0, 0.0, 5, 0.5),
+    (1.0, 0.0, 10**9, 1.0),
+    (0.5, 0.05, 10**9, 1.0),
+    (1.0, 0.0, 1, 1.0),
+    (3.0, 0.0, 3, 1.0),
+    (0.5, 0.0, 40, 0.9),
+    (1.0, 0.0, 10**9, 0.9),
+    (1.0, 0.0, 10**9, 1e-6),
+    (1.0, 0.2, 7, 0.6),
+]
+
+
+def _arguments(vocab_size: int, rounded: bool, device, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(ROWS), vocab_size, generator=generator) * 2
+    if rounded:
+        logits = logits.bfloat16().float()  # ties at every cut
+    keys = torch.randint(
+        -(2**31), 2**31 - 1, (2, len(ROWS)), generator=generator, dtype=torch.int32
+    )
+    inverse, min_p, top_k, top_p = (torch.tensor(column) for column in zip(*ROWS, strict=True))
+    arguments = (logits, inverse, min_p.log(), top_k.clamp(max=vocab_size), top_p, keys)
+    return tuple(argument.to(device) for argument in arguments)
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch, device) -> None:
+    if device.type == "cpu":
+        monkeypatch.setattr(choose, "_BLOCK", 512)
+
+
+@pytest.mark.parametrize(("vocab_size", "rounded"), [(5, False), (300, False), (600, True)])
+def test_draws_equal_the_reference(vocab_size: int, rounded: bool, device) -> None:
+    arguments = _arguments(vocab_size, rounded, device)
+    tokens, best = choose.choose_tokens(*arguments)
+    expected, largest = reference.choose_tokens(*arguments)
+    assert tokens.tolist() == expected.tolist()
+    assert torch.equal(best, largest)
+
+
+@pytest.mark.parametrize("kept", [None, 0, 1, 2], ids=["none", "min-p", "top-k", "top-p"])
+def test_filters_may_be_left_out(kept: int | None, device) -> None:
+    logits, inverse, *every, keys = _arguments(300, False, device, seed=1)
+    filters = [given if index == kept else None for index, given in enumerate(every)]
+    tokens, _ = choose.choose_tokens(logits, inverse, *filters, keys)
+    expected, _ = reference.choose_tokens(logits, inverse, *filters, keys)
+    assert tokens.tolist() == expected.tolist()
+
+
+def test_greedy_takes_the_first_largest_and_broken_rows_are_told(device) -> None:
+    logits = torch.randn(4, 300, device=device)
+    logits[0, [70, 299]] = 9.0
+    logits[1, 3] = float("nan")
+    logits[2] = -float("inf")
+    tokens, best = choose.choose_tokens(logits)
+    assert tokens[0] == 70
+    assert tokens[3] == logits[3].argmax()
+    assert torch.isfinite(best).tolist() == [True, False, False, True]
+    assert ((tokens >= 0) & (tokens < 300)).all()
+    keys = torch.zeros(2, 4, dtype=torch.int32, device=device)
+    drawn, _ = choose.choose_tokens(logits, torch.ones(4, device=device), keys=keys)
+    assert ((drawn >= 0) & (drawn < 300)).all()
