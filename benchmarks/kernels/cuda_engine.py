@@ -203,6 +203,20 @@ def host(engine: Engine) -> dict[str, float]:
     return found
 
 
+def idle(engine: Engine) -> dict[str, float]:
+    """Device idle between decode steps in microseconds, by batch."""
+    found = {}
+    meter = engine.worker._idle
+    for batch in (1, 64, 256):
+        begin = meter._count
+        engine.submit(workloads.fixed(batch, 64, 300, VOCAB, 400 + batch))
+        engine.run()
+        gaps = meter._gaps[begin + 1 : meter._count]
+        for percent in (50, 99):
+            found[f"batch {batch} p{percent} us"] = round(float(np.percentile(gaps, percent)), 1)
+    return found | {"steps": str(engine.worker.stats())}
+
+
 def profile(engine: Engine) -> dict[str, Any]:
     """Where the device spends a decode step at two batch sizes: kernels by time, in us a step."""
     found: dict[str, Any] = {}
@@ -246,6 +260,7 @@ def _timed(owner: Any, name: str) -> list[float]:
 PARTS = {  # name -> (function, rows)
     "stream": (stream, 256),
     "host": (host, 256),
+    "idle": (idle, 256),
     "decode": (decode, 256),
     "profile": (profile, 256),
     "offline256": (offline, 256),

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
+import cuda_prefix
 import torch
 import triton
 
@@ -144,8 +145,8 @@ def prefill_cases() -> Iterator[Case]:
         batch = paged(rows, context, 32, query_len)
         pairs = rows * query_len * (context - query_len / 2)
         for m, n, w, t in (
-            (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 4, 3), (128, 128, 8, 2), (64, 64, 4, 3),
-            (128, 32, 4, 4),
+            (128, 128, 8, 2), (128, 64, 8, 3), (128, 64, 4, 2), (64, 128, 4, 2), (64, 64, 4, 2),
+            (64, 64, 4, 3),
         ):  # fmt: skip
             options = {"block_m": m, "block_n": n, "num_warps": w, "num_stages": t}
             call = lambda o=options, b=batch: prefill_attention(  # noqa: E731
@@ -153,6 +154,22 @@ def prefill_cases() -> Iterator[Case]:
             )
             name = f"{rows}x{query_len} of {context} {options}"
             yield Case(name, [call], flops=int(4 * pairs * 32 * HEAD_DIM))
+        if query_len == context:
+            for name, call in cuda_prefix.flash_calls(rows, query_len, 32, KV_HEADS, HEAD_DIM):
+                label = f"{rows}x{query_len} of {context} {name}"
+                yield Case(label, [call], flops=int(4 * pairs * 32 * HEAD_DIM))
+
+
+def prefix_cases() -> Iterator[Case]:
+    """Decode rows with a shared prefix."""
+    for name, call in cuda_prefix.shared_prefix_calls(paged):
+        yield Case(name, [call])
+
+
+def choose_cases() -> Iterator[Case]:
+    """Tokens by temperature and filters."""
+    for name, call in cuda_prefix.choose_calls(VOCAB, DEVICE):
+        yield Case(name, [call])
 
 
 def linear_shapes(model: str) -> dict[str, tuple[int, int]]:
@@ -280,6 +297,8 @@ def sampling_cases() -> Iterator[Case]:
 SECTIONS = {
     "decode": decode_cases,
     "prefill": prefill_cases,
+    "prefix": prefix_cases,
+    "choose": choose_cases,
     "linear": linear_cases,
     "sampling": sampling_cases,
     "chain": chain_cases,
