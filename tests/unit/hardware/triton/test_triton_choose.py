@@ -36,6 +36,7 @@ def _arguments(vocab_size: int, rounded: bool, device, seed: int = 0):
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch, device) -> None:
+    monkeypatch.setattr(choose, "_FEWEST_FILTERED_ROWS", 0)
     if device.type == "cpu":
         monkeypatch.setattr(choose, "_BLOCK", 512)
 

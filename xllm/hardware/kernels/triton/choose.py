@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from xllm.hardware.kernels import reference
 from xllm.hardware.kernels.triton.launch import (
     allow_consumers,
     pdl_options,
@@ -22,6 +23,8 @@ from xllm.hardware.kernels.triton.sampling import exponential_log
 
 _BLOCK = 2048
 _NUM_WARPS = 16
+# Below this a program per row leaves most of the device idle, and sorting is faster (H200).
+_FEWEST_FILTERED_ROWS = 32
 LOG2E = tl.constexpr(1.4426950408889634)
 FIRST_SHIFT = tl.constexpr(28)
 NUM_PASSES = tl.constexpr(11)  # 31 bits, three at a time
@@ -37,6 +40,9 @@ def choose_tokens(
 ) -> tuple[Tensor, Tensor]:
     """See ``ops.choose_tokens``."""
     rows, vocab_size = logits.shape
+    filtered = top_k is not None or top_p is not None
+    if filtered and rows < _FEWEST_FILTERED_ROWS:
+        return reference.choose_tokens(logits, inverse_temperature, log_min_p, top_k, top_p, keys)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     best = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
@@ -105,13 +111,14 @@ def _bound(
 
 
 @triton.jit
-def _mass(logits_row, vocab_size, best, inverse_temperature, most, BLOCK: tl.constexpr):
-    """Sum of the weights of all logits."""
+def _mass(logits_row, vocab_size, best, inverse_temperature, most, bound, BLOCK: tl.constexpr):
+    """Sum of the weights of the logits at distances of bits below ``bound``."""
     lane = tl.arange(0, BLOCK)
     acc = tl.zeros([BLOCK], tl.float32)
     for at in range(0, vocab_size, BLOCK):
         d = _distances(logits_row, at + lane, vocab_size, best, inverse_temperature, most)
-        acc += tl.exp2(d * -LOG2E)
+        inside = d.to(tl.int32, bitcast=True) < bound
+        acc += tl.where(inside, tl.exp2(d * -LOG2E), 0.0)
     return tl.sum(acc, axis=0)
 
 
@@ -160,29 +167,23 @@ def _choose_kernel(
     if log_min_p_ptr is not None:
         most = -tl.load(log_min_p_ptr + row)
     bound = tl.full([], 2147483647, tl.int32)
-    mass = tl.zeros([], tl.float32)
-    top_k = vocab_size.to(tl.int64)
+    room = tl.zeros([], tl.float32)  # logits at top-k's bound that it keeps
     if top_k_ptr is not None:
         top_k = tl.load(top_k_ptr + row)
-    if top_k == 1:
-        return
-    if top_k < vocab_size:
-        wanted = top_k.to(tl.float32)
-        bound, closer = _bound(
-            logits_row, vocab_size, best, inverse_temperature, most, wanted, False, BLOCK
-        )
-        if top_p_ptr is not None:
-            # The mass of exactly k logits, of those as far as the last as many as there is room.
-            for at in range(0, vocab_size, BLOCK):
-                d = _distances(logits_row, at + lane, vocab_size, best, inverse_temperature, most)
-                inside = d.to(tl.int32, bitcast=True) < bound
-                mass += tl.sum(tl.where(inside, tl.exp2(d * -LOG2E), 0.0), axis=0)
-            mass += (wanted - closer) * tl.exp2(bound.to(tl.float32, bitcast=True) * -LOG2E)
+        if top_k == 1:
+            return
+        if top_k < vocab_size:
+            wanted = top_k.to(tl.float32)
+            bound, closer = _bound(
+                logits_row, vocab_size, best, inverse_temperature, most, wanted, False, BLOCK
+            )
+            room = wanted - closer
     if top_p_ptr is not None:
         top_p = tl.load(top_p_ptr + row)
         if top_p < 1.0:
-            if top_k >= vocab_size:
-                mass = _mass(logits_row, vocab_size, best, inverse_temperature, most, BLOCK)
+            mass = _mass(logits_row, vocab_size, best, inverse_temperature, most, bound, BLOCK)
+            if room > 0.0:
+                mass += room * tl.exp2(bound.to(tl.float32, bitcast=True) * -LOG2E)
             limit = top_p * mass
             if limit <= 1.0:  # the largest alone, whose mass is 1, is enough
                 return

@@ -34,9 +34,9 @@ def prefill_attention(
     window: int,
     out: Tensor,
     *,
-    block_m: int = 128,
-    block_n: int = 128,
-    num_warps: int = 8,
+    block_m: int = 64,
+    block_n: int = 64,
+    num_warps: int = 4,
     num_stages: int = 2,
 ) -> None:
     """Fill ``out`` (T, Hq, D) for every row that has two or more query tokens.
