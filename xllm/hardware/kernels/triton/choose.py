@@ -158,9 +158,13 @@ def _choose_kernel(
     first = tl.min(tl.where(peak == best, token, 2147483647), axis=0)
     tl.store(best_ptr + row, tl.where(tl.max(bad, axis=0) > 0, float("nan"), best))
     tl.store(tokens_ptr + row, tl.minimum(first, vocab_size - 1).to(tl.int64))
-    if inverse_temperature_ptr is None:
-        return
-    inverse_temperature = tl.load(inverse_temperature_ptr + row)
+    inverse_temperature = tl.full([], 0.0, tl.float32)
+    key0 = tl.full([], 0, tl.int32)
+    key1 = tl.full([], 0, tl.int32)
+    if inverse_temperature_ptr is not None:
+        inverse_temperature = tl.load(inverse_temperature_ptr + row)
+        key0 = tl.load(keys_ptr + row)
+        key1 = tl.load(keys_ptr + keys_stride + row)
     if inverse_temperature <= 0.0:
         return
     most = float("inf")
@@ -192,8 +196,6 @@ def _choose_kernel(
             )
             bound = tl.minimum(bound, nucleus)
 
-    key0 = tl.load(keys_ptr + row)
-    key1 = tl.load(keys_ptr + keys_stride + row)
     score = tl.full([BLOCK], -float("inf"), tl.float32)
     token = lane
     for at in range(0, vocab_size, BLOCK):
