@@ -84,6 +84,7 @@ class FakeWorker:
             last one the model speaks.
         fail_at: ``(seed, output position)`` of samples that fail.
         raise_at: step ids that raise: in ``execute`` (key True) or in ``result`` (False).
+        raise_for: the same for steps with a row of these seeds.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class FakeWorker:
         scripts: dict[int, list[int]] | None = None,
         fail_at: set[tuple[int, int]] | None = None,
         raise_at: dict[int, bool] | None = None,
+        raise_for: dict[int, bool] | None = None,
         async_device: bool = False,
     ) -> None:
         self._groups = tuple(groups)
@@ -104,6 +106,7 @@ class FakeWorker:
         self._scripts = scripts or {}
         self._fail_at = fail_at or set()
         self._raise_at = raise_at or {}
+        self._raise_for = raise_for or {}
         self._async_device = async_device
         # Unwritten slots hold a value that no token has, so that reading one shows.
         self._stores = [
@@ -142,7 +145,7 @@ class FakeWorker:
     def execute(self, plan: StepPlan) -> FakePending:
         """Compute the step now; its blocks count as in use until ``result``."""
         self.plans.append(plan)
-        raises = self._raise_at.get(plan.step_id)
+        raises = self._raises(plan)
         if raises:
             self._missed_frees.update(plan.freed_rows.tolist())
             raise RuntimeError(f"injected in step {plan.step_id}")
@@ -156,6 +159,16 @@ class FakeWorker:
         if raises is not None:
             result = RuntimeError(f"injected in step {plan.step_id}")
         return FakePending(self, result)
+
+    def _raises(self, plan: StepPlan) -> bool | None:
+        """Whether the step raises in ``execute`` (True), in ``result`` (False) or not at all."""
+        seeds = {row: entry.sampling.seed for row, entry in self._rows.items()}
+        if (new := plan.new_rows) is not None:
+            seeds |= {row: s.seed for row, s in zip(new.rows.tolist(), new.sampling, strict=True)}
+        for row in plan.rows.tolist():
+            if seeds.get(row) in self._raise_for:
+                return self._raise_for[seeds[row]]
+        return self._raise_at.get(plan.step_id)
 
     def retire(self) -> None:
         """The oldest step in flight has ended."""

@@ -178,18 +178,52 @@ def test_a_row_that_fails_in_sampling_ends_alone(overlap):
 
 @LOOPS
 @pytest.mark.parametrize("in_execute", [False, True])
-def test_a_step_that_raises_fails_its_sequences_and_the_engine_lives(overlap, in_execute):
+def test_a_step_that_raises_once_costs_nobody_an_answer(overlap, in_execute):
     engine = FakeEngine(overlap=overlap, worker={"raise_at": {4: in_execute}}, max_num_seqs=2)
     requests = [make_request(handle, [handle, 9], 8) for handle in range(4)]
     for request in requests:
         engine.add(request)
     engine.run()
-    for request in requests[:2]:
+    for request in requests:
+        assert engine.answers[request.handle, 0].tokens == engine.expect(request)
+    assert engine.loop.stats().kv_usage == 0.0
+
+
+@LOOPS
+@pytest.mark.parametrize("in_execute", [False, True])
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 8}, {"num_blocks": 20}])
+def test_a_request_that_makes_steps_raise_fails_alone(overlap, in_execute, options):
+    bad_seeds = {50: in_execute, 51: in_execute}
+    engine = FakeEngine(overlap=overlap, worker={"raise_for": bad_seeds}, **options)
+    good = [
+        make_request(handle, range(handle, handle + 11), 12, seed=handle) for handle in range(6)
+    ]
+    bad = [make_request(seed, range(9), 12, seed=seed) for seed in bad_seeds]
+    for request in (*good[:3], bad[0], *good[3:]):
+        engine.add(request)
+    for _ in range(9):
+        engine.step()
+    engine.add(bad[1])
+    engine.run()
+    for request in bad:
         answer = engine.answers[request.handle, 0]
         assert answer.finish is FinishReason.ERROR and "injected" in answer.failure.message
-        assert answer.tokens == engine.expect(request)[: len(answer.tokens)]
-    for request in requests[2:]:
-        assert engine.answers[request.handle, 0].tokens == engine.expect(request)
+        assert answer.tokens == []
+    for request in good:
+        answer = engine.answers[request.handle, 0]
+        assert (answer.tokens, answer.failure) == (engine.expect(request), None)
+    assert engine.loop.stats().kv_usage == 0.0
+
+
+@LOOPS
+def test_a_sequence_is_tried_a_few_times_only(overlap):
+    engine = FakeEngine(overlap=overlap, worker={"raise_at": dict.fromkeys(range(2, 400), False)})
+    requests = [make_request(handle, [handle, 9], 8, n=2) for handle in range(3)]
+    for request in requests:
+        engine.add(request)
+    engine.run()
+    assert all(answer.finish is FinishReason.ERROR for answer in engine.answers.values())
+    assert len(engine.worker.plans) < 60
     assert engine.loop.stats().kv_usage == 0.0
 
 

@@ -119,6 +119,11 @@ class Admission:
         for sequence in followers:
             state.queue.push(sequence)
 
+    def start_alone(self, sequence: Sequence, draft: StepDraft) -> bool:
+        """Start the first in the queue; False if it does not fit beside what runs."""
+        has_row = self._state.table.num_free > 0
+        return has_row and self._start(sequence, self._find_prefix(sequence), draft)
+
     def _follows(self, sequence: Sequence, found: PrefixMatch) -> bool:
         """Whether a running prompt computes so much of this one's beginning that it had better
         wait a step or two and share it. Those behind it go first meanwhile."""

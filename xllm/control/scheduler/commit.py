@@ -12,6 +12,9 @@ from xllm.core.messages.worker import StepPlan, StepResult
 from xllm.core.request.finish import FinishReason
 from xllm.core.utils.arrays import Int8Array, Int32Array
 
+# How often a sequence may be in a step of several that raises.
+_MAX_TRIALS = 3
+
 
 class Committer:
     """Applies step results to the state. Steady decode runs no Python per row."""
@@ -39,10 +42,20 @@ class Committer:
         return batch
 
     def fail(self, plan: StepPlan, message: str) -> OutputBatch | None:
-        """The step raised: every sequence in it ends with an error."""
+        """The step raised: a sequence that was alone in it ends with an error, several become
+        suspects that ``isolation`` tries one by one; one that was tried too often ends too."""
         step = self._retire(plan)
         for row in step.rows.tolist():
-            self._quarantine(row, message)
+            sequence = self._state.table.sequences[row]
+            if sequence is None:
+                continue
+            if step.rows.size == 1 or sequence.num_trials == _MAX_TRIALS:
+                self._quarantine(row, message)
+                continue
+            sequence.suspect = True
+            sequence.num_trials += 1
+            self._state.blocks.forget(row)
+            self._state.requeue(sequence)
         self._state.release_retired()
         return self._outputs.build_notices()
 

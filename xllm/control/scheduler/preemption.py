@@ -67,19 +67,10 @@ class Preemption:
         return num_tokens
 
     def preempt(self, draft: StepDraft, sequence: Sequence) -> None:
-        """Send a running sequence back to the queue; it will compute its tokens again.
-
-        What a step in flight samples for it is dropped and sampled again: sampling depends on
-        seed and position only.
-        """
-        state = self._state
-        row = sequence.row
+        """Take a sequence out of the draft and off its row; see ``SchedulerState.requeue``."""
         draft.drop(sequence)
         draft.has_preempted = True
-        sequence.tokens = state.table.token_ids[row, : state.table.num_seen[row]].copy()
-        state.vacate(sequence)
-        state.queue.push(sequence)
-        state.counters.num_preemptions += 1
+        self._state.requeue(sequence)
 
     def _last_in_order(self) -> Sequence | None:
         """The next victim; None when one sequence or none is left."""

@@ -12,7 +12,7 @@ class WaitingQueue:
     """A heap by ``Sequence.queue_key``; removed sequences are skipped when they surface."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, bool, int], Sequence]] = []
+        self._heap: list[tuple[tuple[bool, int, bool, int], Sequence]] = []
         self._num_waiting = 0
 
     def __len__(self) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 from xllm.control.scheduler.admission import Admission
 from xllm.control.scheduler.budget import StepDraft, TokenBudget
 from xllm.control.scheduler.commit import Committer
+from xllm.control.scheduler.isolation import Isolation
 from xllm.control.scheduler.policies import POLICIES
 from xllm.control.scheduler.policies.base import Phase, Policy, RunningLoad
 from xllm.control.scheduler.preemption import Preemption
@@ -62,6 +63,7 @@ class Scheduler:
         self._admission = Admission(config, self._state, enable_prefix_caching)
         self._preemption = Preemption(self._state)
         self._committer = Committer(self._state)
+        self._isolation = Isolation(self._state, self._admission, self._preemption)
         self._sharing = SharedPrefixFinder(blocks, find_shared_prefixes)
         self._stalled_steps = 0
         # Columns of steady decode plans, sliced instead of built; workers only read plans.
@@ -135,6 +137,9 @@ class Scheduler:
         """
         state = self._state
         draft = StepDraft(TokenBudget(self._config.max_num_batched_tokens))
+        if self._isolation.active:
+            self._isolation.draft(draft)
+            return None if draft.is_empty else self._launch(draft)
         running = RunningLoad(
             num_decoding=state.table.num_live - len(state.prefilling),
             num_prefilling=len(state.prefilling),
@@ -152,7 +157,8 @@ class Scheduler:
         return self._committer.commit(plan, result)
 
     def fail(self, plan: StepPlan, message: str) -> OutputBatch | None:
-        """The oldest step in flight has no results: end its sequences with this error."""
+        """The oldest step in flight has no results: find out which sequence is to blame, and end
+        it with this error."""
         return self._committer.fail(plan, message)
 
     def flush(self) -> OutputBatch | None:

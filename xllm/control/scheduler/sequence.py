@@ -69,6 +69,8 @@ class Sequence:
     status: Status = Status.PARKED
     row: int = -1
     started: bool = False  # was scheduled before
+    suspect: bool = False  # was in a step that raised, and has not run alone since
+    num_trials: int = 0
 
     @property
     def handle(self) -> int:
@@ -81,9 +83,9 @@ class Sequence:
         return self.choice == self.state.leader
 
     @property
-    def queue_key(self) -> tuple[int, bool, int]:
-        """Smaller is sooner: by priority, then what had its turn already, then by arrival."""
-        return self.priority, not self.started, self.arrival
+    def queue_key(self) -> tuple[bool, int, bool, int]:
+        """Smaller is sooner: suspects, by priority, what had its turn already, by arrival."""
+        return not self.suspect, self.priority, not self.started, self.arrival
 
     @property
     def wants_prompt_logprobs(self) -> bool:

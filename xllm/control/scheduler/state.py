@@ -92,6 +92,18 @@ class SchedulerState:
         self._retiring.add(row)
         self._release_if_idle(row)
 
+    def requeue(self, sequence: Sequence) -> None:
+        """Send a running sequence back to the queue; it will compute its tokens again.
+
+        What a step in flight samples for it is dropped and sampled again: sampling depends on
+        seed and position only.
+        """
+        row = sequence.row
+        sequence.tokens = self.table.token_ids[row, : self.table.num_seen[row]].copy()
+        self.vacate(sequence)
+        self.queue.push(sequence)
+        self.counters.num_preemptions += 1
+
     def release_retired(self) -> None:
         """Free the rows and blocks that the last committed step was the last to use."""
         for row in list(self._retiring):
