@@ -144,8 +144,8 @@ struct DotEngine {
       const uints w = load_unaligned<uints>(column + 2 * i * kRegisterLanes);
       const uint32_t x = uint32_t(pair);
       const uints low = uints{} + (x << 16), high = uints{} + (x & 0xffff0000u);
-      out.r[i] = (floats)(w << 16) * (floats)low + sums.r[i];
-      out.r[i] = (floats)(w & 0xffff0000u) * (floats)high + out.r[i];
+      out.r[i] = fma((floats)(w << 16), (floats)low, sums.r[i]);
+      out.r[i] = fma((floats)(w & 0xffff0000u), (floats)high, out.r[i]);
     }
 #endif
     return out;

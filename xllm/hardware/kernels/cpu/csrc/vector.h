@@ -1,8 +1,8 @@
 // Sixteen lanes of float, whatever the machine's registers are: one 512-bit, two 256-bit or four
 // 128-bit registers. Everything is plain vector extensions; -march=native picks the instructions.
 //
-// a * b + c is contracted to one fused multiply-add (GCC's default), so a sum has the same bits
-// wherever its terms come in the same order.
+// Sums are made of `fma`, whose products are never rounded, so a sum has the same bits wherever its
+// terms come in the same order.
 #pragma once
 
 #include <cmath>
@@ -61,6 +61,9 @@ XLLM_INLINE floats widen(shorts h) { return (floats)(__builtin_convertvector(h, 
 
 // Round to nearest even; NaN stays NaN.
 XLLM_INLINE shorts narrow(floats x) {
+#if defined(__AVX512BF16__)
+  return (shorts)_mm512_cvtneps_pbh((__m512)x);  // subnormal numbers become 0
+#endif
   uints u = (uints)x;
   uints rounded = u + 0x7fffu + ((u >> 16) & 1u);
   uints bits = (x == x) ? rounded : (u | 0x400000u);
@@ -145,11 +148,21 @@ XLLM_INLINE Pack<R> operator/(const Pack<R>& a, const Pack<R>& b) {
   XLLM_EACH_REGISTER(R) v.r[i] = a.r[i] / b.r[i];
   return v;
 }
-// a * b + c, fused.
+// a * b + c, fused. Contraction of the plain expression is not enough: tuned for some processors,
+// GCC leaves it out of loops that sum (avoid-fma-max-bits), and so rounds a sum by where it stands.
+XLLM_INLINE floats fma(floats a, floats b, floats c) {
+#if defined(__AVX512F__)
+  return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
 template <int R>
 XLLM_INLINE Pack<R> fma(const Pack<R>& a, const Pack<R>& b, const Pack<R>& c) {
   Pack<R> v;
-  XLLM_EACH_REGISTER(R) v.r[i] = a.r[i] * b.r[i] + c.r[i];
+  XLLM_EACH_REGISTER(R) v.r[i] = fma(a.r[i], b.r[i], c.r[i]);
   return v;
 }
 // A NaN in b stays; one in a is dropped.
