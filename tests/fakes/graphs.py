@@ -25,6 +25,8 @@ class FakeGraph:
 class FakeGraphs:
     """Remembers every graph in the order of capture."""
 
+    on_demand = False
+
     def __init__(self) -> None:
         self.captured: list[FakeGraph] = []
 

@@ -109,7 +109,8 @@ def test_start_reports_the_model_and_its_cache(worker):
     assert info.max_model_len == 64
     assert info.eos_token_ids == (7, 9)
     assert not info.async_device
-    assert list(dict.fromkeys(progress)) == ["load weights", "allocate KV cache", "warm up"]
+    phases = ["load weights", "allocate KV cache", "warm up", "capture decode graphs"]
+    assert list(dict.fromkeys(progress)) == phases
 
 
 def test_the_next_step_reads_the_token_that_the_last_one_sampled(worker):

@@ -49,7 +49,11 @@ class GraphStep:
         return self._runner.num_replays
 
     def capture(self, progress: Callable[[int, int], None]) -> None:
-        """Capture the graphs; told how many are done of how many."""
+        """Capture the graphs; told how many are done of how many.
+
+        Raises:
+            CaptureError: the model's step cannot be captured.
+        """
         self._runner.capture(progress)
         self.num_eager = 0
 

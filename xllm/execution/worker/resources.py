@@ -54,6 +54,8 @@ def open_graphs(
     """What captures device graphs, or None where steps run eagerly."""
     if config.enforce_eager or backend.graph_support < GraphSupport.DECODE:
         return None
+    if backend.device_type != platform.device.type:
+        return None
     graphs: GraphApi | None = platform.graphs
     return graphs
 

@@ -25,7 +25,7 @@ from xllm.execution.worker.input_builder import InputBuilder, StepInputs
 from xllm.execution.worker.pending import PendingResult
 from xllm.execution.worker.prompt_logprobs import PromptScorer
 from xllm.execution.worker.rows import Rows
-from xllm.hardware.platforms import Platform
+from xllm.hardware.platforms import CaptureError, Platform
 from xllm.kv_cache.layout import CacheGroup, WorkerInfo, first_full_group
 from xllm.kv_cache.storage import CacheStorage
 from xllm.modeling.attention import AttentionBackend, GraphSupport, cache_groups, load_backend
@@ -208,9 +208,13 @@ class Worker:
             self.execute(plan).result()
         assert self._started is not None
         if self._started.graph_step is not None:
-            self._started.graph_step.capture(
-                lambda done, total: self._progress("capture decode graphs", done / total)
-            )
+            try:
+                self._started.graph_step.capture(
+                    lambda done, total: self._progress("capture decode graphs", done / total)
+                )
+            except CaptureError as error:
+                logger.info("decode steps run eagerly: %s", error)
+                self._started.graph_step = None
         if self._started.mixed_graphs is not None:
             self._started.mixed_graphs.capture(
                 lambda done, total: self._progress("capture prefill graphs", done / total)

@@ -17,6 +17,10 @@ class MemoryInfo:
     free_bytes: int
 
 
+class CaptureError(RuntimeError):
+    """Work that a graph cannot repeat; the message says what in it. It runs eagerly instead."""
+
+
 class Platform(ABC):
     """One kind of device. Built by ``platforms.resolve``; ``start`` is called once, before use.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ class Platform(base.Platform):
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
+        self._graphs: Any = None
 
     @staticmethod
     def is_available() -> bool:
@@ -33,6 +35,15 @@ class Platform(base.Platform):
 
         cpu.prepare()
         ops.use_platform(self.kernels)
+
+    @property
+    def graphs(self) -> Any:  # type: ignore[override]
+        """Recorded kernel calls (``kernels.cpu.graph``)."""
+        if self._graphs is None:
+            from xllm.hardware.kernels.cpu.graph import CpuGraphs
+
+            self._graphs = CpuGraphs()
+        return self._graphs
 
     def memory_info(self) -> base.MemoryInfo:
         total, free = _system_memory()

@@ -33,6 +33,8 @@ class CudaGraphs:
     graph returns is read before the next one runs.
     """
 
+    on_demand = False
+
     def __init__(self) -> None:
         self._pool: Any = None  # a handle of torch, None before the first capture
         self._live: weakref.WeakSet[CudaGraph] = weakref.WeakSet()

@@ -40,7 +40,13 @@ class Graph(Protocol):
 
 
 class GraphApi(Protocol):
-    """What a platform offers as ``graphs``."""
+    """What a platform offers as ``graphs``.
+
+    ``on_demand``: a capture costs about one run and computes it too, so graphs are captured when
+    they are first needed and for the exact number of rows.
+    """
+
+    on_demand: bool
 
     def capture(self, work: Callable[[], Any]) -> Graph: ...
 
@@ -140,14 +146,23 @@ class FullGraphRunner:
         self.num_padding_rows = 0
 
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Capture every bucket, the largest first, so that the others fit into its memory."""
+        """Capture every bucket, the largest first, so that the others fit into its memory.
+
+        On demand, capture one row, to see whether the model can be captured at all.
+
+        Raises:
+            CaptureError: it cannot.
+        """
         wanted = [(size, False) for size in self._buckets]
         wanted += [(size, True) for size in self._prefix_buckets]
         wanted.sort(reverse=True)
+        if self._api.on_demand:
+            wanted = [(1, False)]
         for number, (size, shares) in enumerate(wanted):
             self._staging.load(_packed(size, shares))
             work = functools.partial(self._decode, size, shares)
-            work()  # outside capture: compiles kernels, sets libraries up
+            if not self._api.on_demand:
+                work()  # outside capture: compiles kernels, sets libraries up
             self._graphs[size, shares] = self._api.capture(work)
             if progress is not None:
                 progress(number + 1, len(wanted))
@@ -169,7 +184,10 @@ class FullGraphRunner:
         """
         count = len(step.rows)
         shares = step.prefix is not None
-        size = next(s for s in (self._prefix_buckets if shares else self._buckets) if s >= count)
+        size = count
+        if not self._api.on_demand:
+            sizes = self._prefix_buckets if shares else self._buckets
+            size = next(s for s in sizes if s >= count)
         packed = _packed(size, shares)
         columns = packed[: _COLUMNS * size].reshape(_COLUMNS, size)
         columns[0, :count] = step.rows
@@ -183,10 +201,14 @@ class FullGraphRunner:
             tail[:count] = step.prefix.lens
             tail[size : size + step.prefix.members.size] = step.prefix.members.ravel()
         self._staging.load(packed)
-        graph = self._graphs[size, shares]
+        graph = self._graphs.get((size, shares))
         if on_launch is not None:
             on_launch()
-        graph.replay()
+        if graph is None:
+            graph = self._api.capture(functools.partial(self._decode, size, shares))
+            self._graphs[size, shares] = graph
+        else:
+            graph.replay()
         output: DecodeOutput = graph.output
         self.num_replays += 1
         self.num_padding_rows += size - count

@@ -36,6 +36,7 @@ _FLAGS = (
 _ENTRY_POINTS = (
     *("xllm_rms_norm", "xllm_act_and_mul", "xllm_qk_norm_rope_kv_write"),
     *("xllm_paged_attention", "xllm_linear", "xllm_choose_tokens"),
+    *("xllm_expand_decode", "xllm_sample_tokens"),
 )
 _TIMEOUT_SECONDS = 300
 
@@ -138,6 +139,7 @@ def load(path: Path) -> ctypes.CDLL:
     for name in _ENTRY_POINTS:
         function = getattr(found, name)
         function.argtypes, function.restype = (ctypes.c_char_p,), None
+    found.xllm_run.argtypes, found.xllm_run.restype = (ctypes.c_char_p, ctypes.c_int64), None
     for name in ("xllm_set_num_threads", "xllm_limit_engine"):
         function = getattr(found, name)
         function.argtypes, function.restype = (ctypes.c_int64,), None

@@ -241,6 +241,10 @@ template <class T>
 void merge(const AttentionArgs& a, const Task& task, int64_t splits, const Partials& partials) {
   const int64_t dim = a.head_dim, group = partials.group, token = a.starts[task.row];
   T* out = static_cast<T*>(a.out) + (token * a.q_heads + task.head * group) * dim;
+  if (splits <= 0) {  // a row of padding
+    std::memset(static_cast<void*>(out), 0, size_t(group * dim) * sizeof(T));
+    return;
+  }
   for (int64_t g = 0; g < group; ++g) {
     Running whole;
     for (int64_t s = 0; s < splits; ++s) {

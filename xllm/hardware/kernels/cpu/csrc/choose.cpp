@@ -273,7 +273,46 @@ void choose(const ChooseArgs& a) {
   }
 }
 
+struct SampleArgs {
+  const void* logits;                // (M, V), rows `stride` apart
+  const float* inverse_temperature;  // (M,) 0 is greedy
+  const int32_t* keys;               // (2, M)
+  int32_t* tokens;                   // (M,)
+  float* best;                       // (M,)
+  int32_t* table;                    // flat
+  const int64_t* write_index;        // (M,) into the table; negative is nowhere
+  int64_t rows, vocab, stride, dtype;
+};
+
+// Without filters, from logits of any type, and written where the row reads it next.
+template <class T>
+void sample(const SampleArgs& a) {
+  ChooseArgs plain = {};
+  plain.inverse_temperature = a.inverse_temperature;
+  plain.keys = a.keys;
+  plain.rows = a.rows;
+  plain.vocab = a.vocab;
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads()) if (a.rows > 1)
+  for (int64_t m = 0; m < a.rows; ++m) {
+    static thread_local Scratch scratch;
+    float* x = scratch.get<float>(a.vocab);
+    const T* logits = static_cast<const T*>(a.logits) + m * a.stride;
+    int64_t i = 0;
+    for (; i + kLanes <= a.vocab; i += kLanes) store(load(logits + i), x + i);
+    for (; i < a.vocab; ++i) x[i] = to_float(logits[i]);
+    int64_t token = first_largest(x, a.vocab);
+    a.best[m] = x[token];
+    if (a.inverse_temperature[m] > 0.0f && std::isfinite(x[token])) token = draw(plain, m, x, token);
+    a.tokens[m] = int32_t(token);
+    if (a.write_index[m] >= 0) a.table[a.write_index[m]] = int32_t(token);
+  }
+}
+
 }  // namespace
 }  // namespace xllm
+
+XLLM_EXPORT void xllm_sample_tokens(const xllm::SampleArgs* args) {
+  xllm::with_dtype(args->dtype, [&](auto element) { xllm::sample<decltype(element)>(*args); });
+}
 
 XLLM_EXPORT void xllm_choose_tokens(const xllm::ChooseArgs* args) { xllm::choose(*args); }

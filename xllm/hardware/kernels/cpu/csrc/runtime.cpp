@@ -40,3 +40,12 @@ XLLM_EXPORT void xllm_limit_engine(int64_t engine) {
   const xllm::EngineKind best = xllm::best_engine();
   xllm::engine = int64_t(best) < engine ? best : xllm::EngineKind(engine);
 }
+
+// Kernels in a row, with their structs: a captured step (graph.py).
+struct Call {
+  void (*kernel)(const void*);
+  const void* args;
+};
+XLLM_EXPORT void xllm_run(const Call* calls, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) calls[i].kernel(calls[i].args);
+}
