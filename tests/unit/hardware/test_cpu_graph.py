@@ -1,4 +1,4 @@
-"""Recorded steps of the CPU: a replay computes what the function would, in memory that is shared."""
+"""Recorded steps of the CPU: a replay computes what the function would, in shared memory."""
 
 from __future__ import annotations
 

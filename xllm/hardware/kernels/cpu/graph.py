@@ -128,7 +128,8 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, memory: _Memory) -> None:
         super().__init__()
         self._memory = memory
-        self._calls: list[tuple[int, bytes] | Callable[[], Any]] = []
+        self._steps: list[Callable[[], Any]] = []
+        self._calls: list[tuple[int, bytes]] = []  # of the library, since the last step
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -141,11 +142,15 @@ class _Recorder(TorchDispatchMode):
             call.observe(None)
 
     def steps(self) -> list[Callable[[], Any]]:
-        """The recorded calls, neighbours of the library in one."""
-        steps: list[Callable[[], Any]] = []
-        for native_calls, group in itertools.groupby(self._calls, lambda c: isinstance(c, tuple)):
-            steps += [_sequence(list(group))] if native_calls else list(group)  # type: ignore[arg-type]
-        return steps
+        """What a replay does, in order."""
+        self._add()
+        return self._steps
+
+    def _add(self, *steps: Callable[[], Any]) -> None:
+        if self._calls:
+            self._steps.append(_sequence(self._calls))
+            self._calls = []
+        self._steps += steps
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -159,9 +164,9 @@ class _Recorder(TorchDispatchMode):
         output = func(*args, **kwargs)
         again = functools.partial(func, *args, **kwargs)
         if func._schema.is_mutable:
-            self._calls.append(again)
+            self._add(again)
         elif not _shares_memory(output, (args, kwargs)):
-            self._calls.append(functools.partial(_repeat, again, output))
+            self._add(functools.partial(_repeat, again, output))
         return output
 
 
