@@ -24,6 +24,7 @@ from xllm.frontend.services import (
     ChatService,
     CompletionService,
     Conversations,
+    MessageService,
     OutputDispatcher,
     RenderService,
     TokenizeService,
@@ -41,10 +42,10 @@ LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
 class Stack:
     """The frontend around a fake engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: FakeEngineClient | None = None, *, max_model_len: int = 256) -> None:
         self.tokenizer = fakes.byte_level()
-        self.client = FakeEngineClient()
-        limits = Limits.from_config(ServerConfig(), 256, self.tokenizer.vocab_size)
+        self.client = client or FakeEngineClient()
+        limits = Limits.from_config(ServerConfig(), max_model_len, self.tokenizer.vocab_size)
         self.factory = RequestFactory(
             self.tokenizer,
             limits,
@@ -59,6 +60,7 @@ class Stack:
         self.chat = ChatService(self.conversations, beams)
         self.completions = CompletionService(self.factory, self.dispatcher, served, beams)
         self.render = RenderService(self.factory, served)
+        self.messages = MessageService(self.conversations, self.render)
         self.tokenize = TokenizeService(self.factory, served)
 
     def ids(self, text: str) -> list[int]:

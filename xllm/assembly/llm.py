@@ -24,6 +24,7 @@ from xllm.frontend.services import (
     ChatService,
     CompletionService,
     Conversations,
+    MessageService,
     ModelService,
     OutputDispatcher,
     RenderService,
@@ -40,6 +41,7 @@ class Services:
     models: ModelService
     tokenize: TokenizeService
     render: RenderService
+    messages: MessageService
     adapters: AdapterService
     factory: RequestFactory
     dispatcher: OutputDispatcher
@@ -167,12 +169,15 @@ class ServingStack:
         factory = text.request_factory(self._config, ready, served)
         dispatcher = OutputDispatcher(client, text.output_processor())
         beams = BeamService(factory, dispatcher, served)
+        conversations = Conversations(factory, dispatcher, served)
+        render = RenderService(factory, served)
         return Services(
-            chat=ChatService(Conversations(factory, dispatcher, served), beams),
+            chat=ChatService(conversations, beams),
             completions=CompletionService(factory, dispatcher, served, beams),
             models=ModelService(served, ready.max_model_len, self._config.model.model),
             tokenize=TokenizeService(factory, served),
-            render=RenderService(factory, served),
+            render=render,
+            messages=MessageService(conversations, render),
             adapters=AdapterService(client, served),
             factory=factory,
             dispatcher=dispatcher,

@@ -25,6 +25,7 @@ class FakeStack:
         self.services: Any = SimpleNamespace(
             chat=SimpleNamespace(handle=handle),
             completions=SimpleNamespace(handle=handle),
+            messages=SimpleNamespace(handle=handle, count_tokens=handle),
             render=SimpleNamespace(chat=handle, completion=handle),
             tokenize=SimpleNamespace(tokenize=handle, detokenize=handle),
             models=SimpleNamespace(list=lambda: {"object": "list"}, get=lambda name: {"id": name}),

@@ -1,4 +1,4 @@
-"""Every error leaves in the OpenAI envelope, whoever raised it."""
+"""Every error leaves in the envelope of its API, whoever raised it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xllm.core.observability.logging import get_logger
+from xllm.entrypoints.http.dialects import OPENAI, Dialect, dialect_of
 from xllm.frontend.protocol.errors import RequestError
 
 logger = get_logger(__name__)
@@ -33,11 +34,11 @@ def request_error(error: Exception) -> RequestError:
     return RequestError(500, "internal error; the server log has the details")
 
 
-def error_response(error: Exception) -> Response:
+def error_response(error: Exception, dialect: Dialect = OPENAI) -> Response:
     """The error answer of any exception."""
     known = request_error(error)
     return Response(
-        msgspec.json.encode(known.body()),
+        msgspec.json.encode(dialect.error(known)),
         known.status,
         _HEADERS.get(known.status),
         media_type="application/json",
@@ -52,12 +53,13 @@ def install_handlers(app: FastAPI) -> None:
         message = error.detail
         if message == http.HTTPStatus(error.status_code).phrase:
             message = f"{message}: {request.method} {request.url.path}"
-        response = error_response(RequestError(error.status_code, message))
+        known = RequestError(error.status_code, message)
+        response = error_response(known, dialect_of(request.scope))
         response.headers.update(error.headers or {})
         return response
 
     async def on_request_error(request: Request, error: Exception) -> Response:
-        return error_response(error)
+        return error_response(error, dialect_of(request.scope))
 
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestError, on_request_error)
@@ -84,6 +86,6 @@ class ErrorBoundary:
         except ClientDisconnect:
             return
         except Exception as error:
-            response = error_response(error)
+            response = error_response(error, dialect_of(scope))
             if not started:
                 await response(scope, receive, send)

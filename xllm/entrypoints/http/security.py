@@ -52,7 +52,11 @@ def require_key(request: Request) -> None:
     """
     if request.scope["route"].path in PUBLIC_PATHS:
         return
-    if not request.app.state.api_keys.accepts(request.headers.get("authorization")):
+    authorization = request.headers.get("authorization")
+    key = request.headers.get("x-api-key")  # how Anthropic's clients send it
+    if authorization is None and key is not None:
+        authorization = f"Bearer {key}"
+    if not request.app.state.api_keys.accepts(authorization):
         raise RequestError(401, "a valid API key is needed: Authorization: Bearer KEY")
 
 
@@ -146,6 +150,6 @@ def cors_options(origins: Sequence[str]) -> dict[str, Any]:
     return {
         "allow_origins": list(origins),
         "allow_methods": ["GET", "POST"],
-        "allow_headers": ["Authorization", "Content-Type"],
+        "allow_headers": ["Authorization", "Content-Type", "X-Api-Key", "Anthropic-Version"],
         "max_age": 600,
     }

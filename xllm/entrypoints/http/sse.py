@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from xllm.entrypoints.http.activity import RAW_SEND
+from xllm.entrypoints.http.dialects import Dialect, dialect_of
 from xllm.entrypoints.http.errors import request_error
 
 _HEADERS = [
@@ -18,22 +18,14 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # proxies must not hold events back
 ]
-_DONE = b"data: [DONE]\n\n"
-_encoder = msgspec.json.Encoder()
-
-
-def encode_events(chunks: list[Any]) -> bytes:
-    """The wire form of chunks that arrived together, in one piece."""
-    encode = _encoder.encode
-    return b"".join([b"data: " + encode(chunk) + b"\n\n" for chunk in chunks])
 
 
 class SseResponse(Response):
-    """Streams lists of chunks as events and ends with ``[DONE]``.
+    """Streams lists of chunks as events, in the dialect of the route.
 
     The response has a task of its own and its stream's queue is its own, so a client that does
     not read stalls this answer alone; what piles up meanwhile leaves in one write. An error after
-    the headers becomes one ``{"error": ...}`` event, then the stream closes without ``[DONE]``.
+    the headers becomes one error event, then the stream closes without its usual end.
 
     Args:
         chunks: yields lists of message structs; closed when the client goes away.
@@ -53,7 +45,7 @@ class SseResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the end, the timeout or the client's departure."""
-        stream = asyncio.create_task(self._stream(send, scope[RAW_SEND]))
+        stream = asyncio.create_task(self._stream(dialect_of(scope), send, scope[RAW_SEND]))
         gone = asyncio.create_task(wait_for_disconnect(receive))
         try:
             await asyncio.wait({stream, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -63,17 +55,17 @@ class SseResponse(Response):
             # The cancelled stream's generator aborts its request in the engine on the way out.
             await asyncio.gather(stream, gone, return_exceptions=True)
 
-    async def _stream(self, send_start: Send, send: Send) -> None:
+    async def _stream(self, dialect: Dialect, send_start: Send, send: Send) -> None:
         # Middlewares see the headers; what follows is nobody's but the client's.
         await send_start({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        tail = _DONE
+        tail = dialect.end
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 async for chunks in self._chunks:
-                    body = encode_events(chunks)
+                    body = dialect.events(chunks)
                     await send({"type": "http.response.body", "body": body, "more_body": True})
         except Exception as error:
-            tail = encode_events([request_error(error).body()])
+            tail = dialect.events([dialect.event_error(request_error(error))])
         finally:
             await self._chunks.aclose()  # type: ignore[attr-defined]
         await send({"type": "http.response.body", "body": tail})

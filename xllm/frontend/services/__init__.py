@@ -12,6 +12,7 @@ from xllm.frontend.services.completions import CompletionService
 from xllm.frontend.services.conversation import Conversation, Conversations
 from xllm.frontend.services.dispatcher import OutputDispatcher
 from xllm.frontend.services.engine_client import EngineClient, OutputSink
+from xllm.frontend.services.messages import MessageService
 from xllm.frontend.services.models import ModelService
 from xllm.frontend.services.render import RenderService
 from xllm.frontend.services.tokenize import TokenizeService
@@ -25,6 +26,7 @@ __all__ = [
     "Conversation",
     "Conversations",
     "EngineClient",
+    "MessageService",
     "ModelService",
     "OutputDispatcher",
     "OutputSink",
