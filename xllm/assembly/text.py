@@ -10,17 +10,20 @@ from xllm.core.messages.server import EngineReady
 from xllm.frontend.intake import Limits, RequestFactory, SamplingDefaults, end_token_ids
 from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.output import OutputProcessor
+from xllm.frontend.parsers.answer import AnswerFormats
+from xllm.frontend.parsers.catalogue import reasoning_format, tool_format
 from xllm.frontend.text import ChatTemplate, Tokenizer, load_chat_template, load_tokenizer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelText:
-    """Tokenizer, chat template, end tokens and sampling defaults of one model."""
+    """Tokenizer, chat template, end tokens, sampling defaults and answer formats of one model."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
+    formats: AnswerFormats
 
     def request_factory(
         self, config: XllmConfig, ready: EngineReady, served: ServedModels | None = None
@@ -33,6 +36,7 @@ class ModelText:
             defaults=self.defaults,
             eos_token_ids=self.eos_token_ids,
             seed=config.model.seed,
+            formats=self.formats,
             served=served,
         )
 
@@ -45,8 +49,13 @@ def load_text(config: XllmConfig, files: ModelFiles) -> ModelText:
     """Load the text side. Blocks; imports no torch.
 
     Raises:
-        ValueError: the model brings no tokenizer, or a file of it cannot be used.
+        ValueError: the model brings no tokenizer, a file of it cannot be used, or a parser is not
+            known.
     """
+    model_type = str(files.config.get("model_type", ""))
+    template = files.chat_template or ""
+    tools = tool_format(config.server.tool_call_parser, model_type, template)
+    reasoning = reasoning_format(config.server.reasoning_parser, model_type, template)
     tokenizer = load_tokenizer(files)
     with_defaults = config.model.generation_config == "auto"
     return ModelText(
@@ -54,4 +63,5 @@ def load_text(config: XllmConfig, files: ModelFiles) -> ModelText:
         load_chat_template(files, tokenizer),
         end_token_ids(files, tokenizer),
         SamplingDefaults.from_generation_config(files.generation_config if with_defaults else {}),
+        AnswerFormats(tokenizer, tools, reasoning),
     )

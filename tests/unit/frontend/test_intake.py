@@ -333,13 +333,13 @@ def test_tools_are_shown_to_the_template_unless_the_choice_is_none(choice, shown
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ("required", "not supported yet"),
-        ({"type": "function", "function": {"name": "f"}}, "not supported yet"),
+        ("sometimes", "none, auto, required"),
+        ("", "none, auto, required"),
         ({"type": "function", "function": {"name": "nope"}}, "'nope'"),
         ({"type": "function"}, "must name a function"),
     ],
 )
-def test_a_choice_that_forces_a_call_is_refused(choice, message):
+def test_a_choice_that_means_nothing_is_refused(choice, message):
     error = refusal(chat, make_factory(), tools=[TOOL], tool_choice=choice)
     assert error.param == "tool_choice"
     assert message in error.message

@@ -8,6 +8,7 @@ from xllm.assembly.text import ModelText
 from xllm.core.messages.server import EngineReady, EngineStats, Failure, Started
 from xllm.core.request.finish import FinishReason
 from xllm.frontend.intake import SamplingDefaults
+from xllm.frontend.parsers.answer import AnswerFormats
 from xllm.frontend.text.chat_template import ChatTemplate
 
 CONTEXT = 64
@@ -80,4 +81,5 @@ def load_text(config, files):
         ChatTemplate(TEMPLATE),
         (1,),
         SamplingDefaults.from_generation_config({"temperature": 0.25}),
+        AnswerFormats(TOKENIZER),
     )

@@ -34,7 +34,15 @@ class ServerConfig:
     request_timeout: float = option(
         600.0, "Seconds after which a request is cancelled; 0 means never.", low=0
     )
-    tool_call_parser: str | None = option(None, "Format of the model's tool calls.", hidden=True)
+    tool_call_parser: str = option(
+        "auto", "Format of the model's tool calls: a name, none, or auto for the model's own."
+    )
+    reasoning_parser: str = option(
+        "auto", "Format of the model's reasoning: a name, none, or auto for the model's own."
+    )
+    enable_auto_tool_choice: bool = option(
+        False, "Accepted for command lines of vLLM; tool_choice auto is always served.", hidden=True
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -13,6 +13,7 @@ from xllm.frontend.text import Tokenizer
 _FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 # Control tokens that close a turn; checkpoints often name only the token that closes a document.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
+_FUNCTION_ENDS = ("<start_function_response>",)  # the caller's turn, not the model's
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,7 +46,11 @@ def end_token_ids(files: ModelFiles, tokenizer: Tokenizer) -> tuple[int, ...]:
     ids = set(files.eos_token_ids)
     if tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)
-    for name in _TURN_ENDS:
+    # Where messages have channels, the end of one is not the end of the turn.
+    has_channels = tokenizer.token_id("<|channel|>") is not None
+    for name in (*_TURN_ENDS, *_FUNCTION_ENDS):
+        if has_channels and name == "<|end|>":
+            continue
         token_id = tokenizer.token_id(name)
         if token_id is not None and token_id in tokenizer.special_ids:
             ids.add(token_id)

@@ -24,12 +24,18 @@ from xllm.frontend.intake.bad_words import bad_word_token_ids
 from xllm.frontend.intake.defaults import SamplingDefaults
 from xllm.frontend.intake.grammar_check import GrammarCheck
 from xllm.frontend.intake.limits import Limits
-from xllm.frontend.intake.messages import num_chars, template_messages
+from xllm.frontend.intake.messages import (
+    num_chars,
+    prefill_of,
+    template_messages,
+    template_variables,
+)
 from xllm.frontend.intake.params import chat_params, completion_params, targets_of
 from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.intake.structured import Form, asked_form, to_grammar
-from xllm.frontend.intake.tools import visible_tools
+from xllm.frontend.intake.tools import ToolUse, tool_use
 from xllm.frontend.parsers import MessageParser
+from xllm.frontend.parsers.answer import AnswerFormats, Expected
 from xllm.frontend.protocol.chat import ChatCompletionRequest
 from xllm.frontend.protocol.completions import CompletionRequest
 from xllm.frontend.protocol.errors import RequestError
@@ -54,6 +60,7 @@ class PreparedRequest:
     request: Request
     prompt_text: str | None = None
     new_parser: Callable[[], MessageParser] | None = None
+    token_table: Sequence[bytes] | None = None  # what the parser wants to see of each token
     grammar_field: str = "structured_outputs"
 
 
@@ -69,6 +76,7 @@ class RequestFactory:
         defaults: sampling values for fields that a request leaves out.
         eos_token_ids: every id that ends a text.
         seed: seeds requests that bring no seed, in order of arrival.
+        formats: how the model writes thoughts and tool calls.
         served: finds the adapter that a body's ``model`` names; None where there are no names.
 
     Attributes:
@@ -84,6 +92,7 @@ class RequestFactory:
         defaults: SamplingDefaults | None = None,
         eos_token_ids: Sequence[int] = (),
         seed: int = 0,
+        formats: AnswerFormats | None = None,
         served: ServedModels | None = None,
     ) -> None:
         self._served = served
@@ -91,6 +100,7 @@ class RequestFactory:
         self.limits = limits
         self.defaults = defaults or SamplingDefaults()
         self._chat_template = chat_template
+        self._formats = formats or AnswerFormats(tokenizer)
         self._eos_token_ids = tuple(i for i in eos_token_ids if i < limits.vocab_size)
         self.grammars = GrammarCheck(GrammarCache(self._grammar_compiler))
         self._handles = itertools.count(1)
@@ -101,9 +111,20 @@ class RequestFactory:
         try:
             self.limits.check_top_logprobs(body.top_logprobs)
             params = chat_params(body, self.defaults)
-            text = self.render(body)
+            tools = tool_use(body)
+            text = self.render(body, tools)
             ids = self.encode("messages", [text], body.add_special_tokens is True)[0]
-            return self._make("messages", ids, params, body, text)
+            thinking = self._formats.thinking(text, prefill_of(body))
+            form = self._form(body, tools, thinking)
+            prepared = self._make("messages", ids, params, body, text, form)
+            expected = Expected(
+                tools=tools.schemas,
+                max_calls=None if tools.parallel else 1,
+                thinking=thinking,
+                keep_reasoning=body.include_reasoning is not False,
+                forced=tools.reader,
+            )
+            return self._with_parser(prepared, expected)
         except ValueError as error:
             raise RequestError.from_value_error(error) from None
 
@@ -115,7 +136,7 @@ class RequestFactory:
             params = completion_params(body, self.defaults)
             texts, prompts = self._prompts(body, params.n)
             return [
-                self._make("prompt", ids, params, body, text)
+                self._make("prompt", ids, params, body, text, asked_form(body))
                 for text, ids in zip(texts, prompts, strict=True)
             ]
         except ValueError as error:
@@ -164,8 +185,14 @@ class RequestFactory:
         )
         return PreparedRequest(successor)
 
-    def render(self, body: ChatCompletionRequest | TokenizeRequest) -> str:
+    def render(
+        self, body: ChatCompletionRequest | TokenizeRequest, tools: ToolUse | None = None
+    ) -> str:
         """The prompt text of a conversation.
+
+        Args:
+            body: has the messages.
+            tools: what it says about tools, if that was read already.
 
         Raises:
             ValueError: as the house has it; callers outside turn it into a ``RequestError``.
@@ -177,7 +204,7 @@ class RequestFactory:
             )
         if body.chat_template is not None:
             raise ValueError("chat_template must come from the server, not from a request")
-        variables = body.chat_template_kwargs or {}
+        variables = template_variables(body)
         for name in variables:
             if name in RESERVED_NAMES:
                 raise ValueError(f"chat_template_kwargs must not contain {name!r}")
@@ -188,10 +215,11 @@ class RequestFactory:
         proceed = bool(body.continue_final_message)
         if proceed and body.add_generation_prompt:
             raise ValueError("continue_final_message excludes add_generation_prompt")
-        tools = visible_tools(body) if isinstance(body, ChatCompletionRequest) else body.tools
+        if tools is None and isinstance(body, ChatCompletionRequest):
+            tools = tool_use(body)
         return self._chat_template.render(
             messages,
-            tools=tools,
+            tools=body.tools if tools is None else tools.shown,
             add_generation_prompt=not proceed and body.add_generation_prompt is not False,
             continue_final_message=proceed,
             variables=variables,
@@ -207,6 +235,33 @@ class RequestFactory:
         for text in texts:
             self.limits.check_text(field, len(text), self.tokenizer.max_token_chars)
         return self.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+
+    def _form(
+        self, body: ChatCompletionRequest, tools: ToolUse, thinking: bool | None
+    ) -> Form | None:
+        """The grammar of the answer, which begins where the thoughts end."""
+        tag = self._formats.end_of_thoughts(thinking)
+        token_id = self.tokenizer.token_id(tag) if tag else None
+        after_ids = () if token_id is None else (token_id,)
+        after_text = tag if token_id is None else ""
+        forced = tools.form(after_ids, after_text)
+        asked = asked_form(body)
+        if asked is None:
+            return forced
+        if forced is not None:
+            raise ValueError(f"tool_choice that forces a call excludes {asked.field}")
+        params = msgspec.structs.replace(
+            asked.params, after_token_ids=after_ids, after_text=after_text
+        )
+        return Form(params, asked.field)
+
+    def _with_parser(self, prepared: PreparedRequest, expected: Expected) -> PreparedRequest:
+        new_parser = self._formats.parser(expected)
+        if new_parser is None:
+            return prepared
+        skip = prepared.request.params.skip_special_tokens
+        table = self._formats.token_table(skip)
+        return dataclasses.replace(prepared, new_parser=new_parser, token_table=table)
 
     def _grammar_compiler(self) -> GrammarCompiler:
         return GrammarCompiler(
@@ -239,13 +294,14 @@ class RequestFactory:
         params: SamplingParams,
         body: ChatCompletionRequest | CompletionRequest,
         text: str | None,
+        form: Form | None,
     ) -> PreparedRequest:
         if body.request_id is not None and len(body.request_id) > _MAX_REQUEST_ID:
             raise ValueError(f"request_id must have at most {_MAX_REQUEST_ID} characters")
         return self._resolve(
             *(field, ids, params, text, body.priority or 0),
             adapter=self._served.adapter(body.model) if self._served is not None else 0,
-            form=asked_form(body),
+            form=form,
             targets=targets_of(body),
             cache_salt=body.cache_salt,
             request_id=body.request_id,

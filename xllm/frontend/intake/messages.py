@@ -7,10 +7,17 @@ from typing import Any
 
 import msgspec
 
-from xllm.frontend.protocol.chat import ChatMessage, ContentPart, ToolCall
+from xllm.frontend.protocol.chat import (
+    ChatCompletionRequest,
+    ChatMessage,
+    ContentPart,
+    ToolCall,
+)
+from xllm.frontend.protocol.tokenize import TokenizeRequest
 from xllm.frontend.text.chat_template import Message, TemplateNeeds
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Templates know the older name of the role.
 _ROLES = {"developer": "system", "function": "tool"}
 
@@ -28,6 +35,30 @@ def template_messages(messages: Sequence[ChatMessage], needs: TemplateNeeds) -> 
     if not messages:
         raise ValueError("messages must not be empty")
     return [_message(m, f"messages[{i}]", needs) for i, m in enumerate(messages)]
+
+
+def template_variables(body: ChatCompletionRequest | TokenizeRequest) -> dict[str, Any]:
+    """Further names for the template: the request's own, and what its effort means.
+
+    Raises:
+        ValueError: an unknown effort.
+    """
+    given = body.chat_template_kwargs or {}
+    effort = body.reasoning_effort if isinstance(body, ChatCompletionRequest) else None
+    if effort is None:
+        return given
+    if effort not in _EFFORTS:
+        raise ValueError(f"reasoning_effort must be one of {', '.join(_EFFORTS)}")
+    thinks = effort != "none"
+    # Templates that only know thinking on and off call it by one of these names.
+    return {"enable_thinking": thinks, "thinking": thinks, "reasoning_effort": effort, **given}
+
+
+def prefill_of(body: ChatCompletionRequest) -> str:
+    """The beginning of the answer, where the last message is to be continued."""
+    if not body.continue_final_message or not body.messages:
+        return ""
+    return "\n".join(_texts(body.messages[-1].content, "messages[-1]"))
 
 
 def num_chars(messages: Sequence[ChatMessage]) -> int:
@@ -51,9 +82,12 @@ def _message(message: ChatMessage, path: str, needs: TemplateNeeds) -> Message:
         result["content"] = [{"type": "text", "text": text} for text in texts]
     else:
         result["content"] = "\n".join(texts)
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             result[name] = value
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning is not None:  # templates know it by either name
+        result["reasoning_content"] = result["reasoning"] = reasoning
     if message.tool_calls:
         result["tool_calls"] = [
             _tool_call(call, f"{path}.tool_calls[{i}]", needs)

@@ -21,6 +21,7 @@ class AnswerState:
         tokenizer: the model's.
         eos_token_ids: ids that end a text without being a stop reason.
         keep_entries: deltas carry one entry per token (logprobs or token ids were asked for).
+        token_table: bytes of every token, if not the tokenizer's own.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class AnswerState:
         *,
         eos_token_ids: frozenset[int] = frozenset(),
         keep_entries: bool = False,
+        token_table: Sequence[bytes] | None = None,
     ) -> None:
         params = request.params
         self.request = request
@@ -48,6 +50,7 @@ class AnswerState:
                 eos_token_ids=eos_token_ids,
                 at_start=at_start,
                 keep_entries=keep_entries or params.logprobs is not None,
+                token_table=token_table,
             )
             for index in range(params.n)
         ]

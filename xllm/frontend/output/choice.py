@@ -57,6 +57,7 @@ class ChoiceState:
         eos_token_ids: ids that end a text without being reported as the stop reason.
         at_start: the prompt has no text of its own.
         keep_entries: whether deltas carry entries.
+        token_table: bytes of every token, if not the tokenizer's own.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class ChoiceState:
         eos_token_ids: frozenset[int] = frozenset(),
         at_start: bool = False,
         keep_entries: bool = False,
+        token_table: Sequence[bytes] | None = None,
     ) -> None:
         self.index = index
         self.num_tokens = 0  # generated, up to the one that completed a stop string
@@ -76,7 +78,10 @@ class ChoiceState:
         self._params = params
         self._eos_token_ids = eos_token_ids
         self._detokenizer = Detokenizer(
-            tokenizer, skip_special_tokens=params.skip_special_tokens, at_start=at_start
+            tokenizer,
+            skip_special_tokens=params.skip_special_tokens,
+            table=token_table,
+            at_start=at_start,
         )
         self._matcher = (
             StopMatcher(params.stop, include=params.include_stop_str_in_output)

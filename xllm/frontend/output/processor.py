@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from xllm.core.messages.server import Failure, OutputBatch
 from xllm.core.observability.logging import get_logger
@@ -53,12 +53,19 @@ class OutputProcessor:
         """Answers that have not ended."""
         return len(self._open)
 
-    def add(self, request: Request, *, keep_entries: bool = False) -> AnswerState:
+    def add(
+        self,
+        request: Request,
+        *,
+        keep_entries: bool = False,
+        token_table: Sequence[bytes] | None = None,
+    ) -> AnswerState:
         """Expect outputs for a request.
 
         Args:
             request: as it is sent to the engine.
             keep_entries: deltas carry token ids even without logprobs.
+            token_table: bytes of every token, if not the tokenizer's own.
         """
         assert request.handle not in self._open
         state = AnswerState(
@@ -66,6 +73,7 @@ class OutputProcessor:
             self._tokenizer,
             eos_token_ids=self._eos_token_ids,
             keep_entries=keep_entries,
+            token_table=token_table,
         )
         self._open[request.handle] = state
         return state

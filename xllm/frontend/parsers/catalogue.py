@@ -74,13 +74,14 @@ def _format(
     if asked != "auto":
         return registry.load(aliases.get(asked, asked)).FORMAT
     formats = [registry.load(name).FORMAT for name in registry.names()]
-    # The format that recognizes the most of the template wins; the model's type decides a draw
-    # and counts alone where no template does.
+    # The format that recognizes the most of the template wins, and the model's type decides a draw.
+    # It counts alone only where there is no template to read.
     scores = [
         (_recognized(form.template, template), model_type in form.model_types) for form in formats
     ]
     best = max(range(len(formats)), key=scores.__getitem__)
-    return formats[best] if any(scores[best]) else None
+    marked, typed = scores[best]
+    return formats[best] if marked or (typed and not template) else None
 
 
 def _recognized(options: tuple[tuple[str, ...], ...], template: str) -> int:

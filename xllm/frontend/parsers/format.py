@@ -78,6 +78,7 @@ class ReasoningFormat:
 
     pairs: tuple[tuple[str, str], ...]  # opening and closing tag
     implied: bool = False  # an answer begins with thoughts even where nobody wrote the tag
+    eager: bool = False  # an answer begins with the opening tag unless the prompt closes it
     until_calls: bool = False  # a tool call ends the thoughts too
     wraps: tuple[str, ...] = ()  # tags around the answer, which are no part of it
     template: tuple[tuple[str, ...], ...] = ()

@@ -23,8 +23,7 @@ class TextParser:
         reasoning_format: how thoughts are written; None leaves them in the content.
         thinking: whether the prompt has left the thoughts open (True) or closed them (False); None
             when it says nothing.
-        forced: the answer is bound to be a call: the name of the function whose arguments it is, or
-            an empty name for an array of calls.
+        forced: reads the answer, which a grammar binds to be a call.
     """
 
     def __init__(
@@ -32,13 +31,14 @@ class TextParser:
         sink: Sink,
         tools: Mapping[str, Schema],
         *,
-        tool_format: ToolFormat | None = None,
+        tool_format: ToolFormat | Harmony | None = None,
         reasoning_format: ReasoningFormat | Harmony | None = None,
         thinking: bool | None = None,
         forced: Body | None = None,
     ) -> None:
         self._draft = Draft(Source(), sink, tools)
-        self._tools = tool_format
+        self._with_calls = tool_format is not None
+        self._tools = tool_format if isinstance(tool_format, ToolFormat) else None
         self._reasoning = reasoning_format
         self._thinking = thinking
         self._forced = forced
@@ -69,10 +69,10 @@ class TextParser:
             self._ended = next(self._reading, "ended") is not None
 
     def _read(self) -> Reading[None]:
-        if isinstance(self._reasoning, Harmony):
-            yield from self._reasoning.read_message(self._draft, self._tools is not None)
+        if isinstance(self._reasoning, Harmony) and self._forced is None:
+            yield from self._reasoning.read_message(self._draft, self._with_calls)
         else:
-            if self._reasoning is not None and self._thinking is not False:
+            if isinstance(self._reasoning, ReasoningFormat) and self._thinking is not False:
                 yield from self._read_thoughts(self._reasoning)
             yield from self._read_answer()
 

@@ -18,6 +18,7 @@ class Sink:
     Args:
         new_id: makes a call's id from its index.
         max_calls: calls beyond this many are dropped.
+        keep_reasoning: whether thoughts are passed on.
         shown: text of characters that stand for special tokens.
     """
 
@@ -26,10 +27,12 @@ class Sink:
         new_id: Callable[[int], str],
         *,
         max_calls: int | None = None,
+        keep_reasoning: bool = True,
         shown: Mapping[int, str] | None = None,
     ) -> None:
         self._new_id = new_id
         self._max_calls = max_calls
+        self._keep_reasoning = keep_reasoning
         self._shown = dict(shown or {})
         self._out = Parsed()
         self._blanks = ""  # content that is dropped unless a word follows
@@ -83,7 +86,8 @@ class Sink:
         self._thought_blanks = text[len(words) :]
         if words:
             self._reasoned = True
-            self._out.reasoning += self._show(words)
+            if self._keep_reasoning:
+                self._out.reasoning += self._show(words)
 
     def end_reasoning(self) -> None:
         """The answer follows."""

@@ -47,6 +47,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class ChatCompletionRequest(CommonFields, kw_only=True):
@@ -59,6 +60,9 @@ class ChatCompletionRequest(CommonFields, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: Any = None

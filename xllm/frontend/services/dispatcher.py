@@ -159,7 +159,12 @@ class OutputDispatcher:
             RequestError: the engine cannot take them; nothing was started.
         """
         requests = [each.request for each in prepared]
-        answers = [self._processor.add(r, keep_entries=keep_entries) for r in requests]
+        answers = [
+            self._processor.add(
+                each.request, keep_entries=keep_entries, token_table=each.token_table
+            )
+            for each in prepared
+        ]
         stream = AnswerStream(self, answers, whole)
         self._streams.update((request.handle, stream) for request in requests)
         try:

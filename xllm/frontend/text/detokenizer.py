@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codecs import utf_8_decode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from xllm.frontend.text.tokenizer import Tokenizer
 
@@ -17,6 +17,7 @@ class Detokenizer:
 
     Args:
         skip_special_tokens: special tokens have no text.
+        table: bytes of every token, if not the tokenizer's own.
         at_start: the text has nothing before it (a sentencepiece leading blank is dropped); false
             for an answer, which continues its prompt.
     """
@@ -24,9 +25,15 @@ class Detokenizer:
     __slots__ = ("_strip", "_table", "_tail")
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, at_start: bool = False
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        table: Sequence[bytes] | None = None,
+        at_start: bool = False,
     ) -> None:
-        self._table = tokenizer.text_bytes if skip_special_tokens else tokenizer.token_bytes
+        own = tokenizer.text_bytes if skip_special_tokens else tokenizer.token_bytes
+        self._table = own if table is None else table
         self._tail = b""  # bytes of the unfinished character, at most three
         self._strip = at_start and tokenizer.strips_blank
 

@@ -6,6 +6,7 @@ from xllm.frontend.parsers.format import ReasoningFormat
 
 FORMAT = ReasoningFormat(
     pairs=(("<think>", "</think>"),),
+    eager=True,
     template=(("<|assistant|>", "</think>", "enable_thinking"),),
     model_types=("glm4_moe", "glm4_moe_lite"),
 )

@@ -6,6 +6,7 @@ from xllm.frontend.parsers.format import ReasoningFormat
 
 FORMAT = ReasoningFormat(
     pairs=(("<think>", "</think>"),),
+    eager=True,
     template=(("<think>", "</think>", "enable_thinking"), ("<|im_start|>", "</think>")),
     model_types=("qwen3", "qwen3_moe", "qwen3_next"),
 )
