@@ -62,12 +62,39 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+MODELS["30b-a3b"] = _QWEN3 | {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+}
+
+
 class Engine:
     """The engine without processes, started."""
 
-    def __init__(self, model: str, max_rows: int, step_tokens: int, **execution: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        max_rows: int,
+        step_tokens: int,
+        quantization: str | None = None,
+        **execution: Any,
+    ) -> None:
         config = XllmConfig(
-            model=ModelConfig(dtype="bfloat16", max_model_len=8192, load_format="dummy"),
+            model=ModelConfig(
+                dtype="bfloat16",
+                max_model_len=8192,
+                load_format="dummy",
+                quantization=quantization,
+            ),
             cache=CacheConfig(),
             scheduler=SchedulerConfig(max_num_seqs=max_rows, max_num_batched_tokens=step_tokens),
             execution=ExecutionConfig(device="cuda", **execution),
@@ -277,9 +304,11 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--step-tokens", type=int, default=8192)
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--quantization", choices=("fp8",))
     arguments = parser.parse_args()
     report: dict[str, Any] = {
         "model": f"Qwen3-{arguments.model.upper()} dummy weights, bfloat16",
+        "quantization": arguments.quantization,
         "device": torch.cuda.get_device_name(),
         "versions": {
             "torch": torch.__version__,
@@ -295,7 +324,11 @@ def main() -> None:
             if engine is not None:
                 engine.close()
             engine = Engine(
-                arguments.model, wanted, arguments.step_tokens, enforce_eager=arguments.eager
+                arguments.model,
+                wanted,
+                arguments.step_tokens,
+                arguments.quantization,
+                enforce_eager=arguments.eager,
             )
             rows = wanted
             report[f"start, {rows} rows"] = engine.phases

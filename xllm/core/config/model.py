@@ -29,7 +29,10 @@ class ModelConfig:
         choices=("auto", "bfloat16", "float16", "float32"),
     )
     quantization: str | None = option(
-        None, "Quantize weights while loading: int8 is weight-only, per channel.", choices=("int8",)
+        None,
+        "Quantize weights while loading, per channel: int8 is weight-only; fp8 needs a GPU of "
+        "compute capability 8.9.",
+        choices=("int8", "fp8"),
     )
     load_format: str = option(
         "auto",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from xllm.core.config import CacheConfig, ExecutionConfig, SchedulerConfig
+from xllm.core.config import CacheConfig, ExecutionConfig, SchedulerConfig, XllmConfig
 from xllm.execution.executor.runners.full_graph import GraphApi
 from xllm.hardware.platforms import Platform, resolve
 from xllm.kv_cache.layout import (
@@ -63,6 +63,19 @@ def open_graphs(
 def resolve_dtype(name: str, platform: Platform) -> torch.dtype:
     """The type of weights and activations that ``--dtype`` means on this device."""
     return platform.default_dtype if name == "auto" else _DTYPES[name]
+
+
+def check_fp8(config: XllmConfig, platform: Platform) -> None:
+    """Refuse 8-bit floats where the device cannot compute with them.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    if config.model.quantization == "fp8" and not platform.supports_fp8:
+        raise ValueError(
+            "--quantization fp8 needs a CUDA device of compute capability 8.9 or later; this is "
+            f"{platform.description}"
+        )
 
 
 def cache_demand(config: SchedulerConfig, max_model_len: int) -> CacheDemand:

@@ -94,6 +94,7 @@ class Worker:
         platform = resources.open_platform(execution)
         self._device = platform.device
         self._idle = IdleMeter(self._device)
+        resources.check_fp8(self._config, platform)
         backend = load_backend(resources.attention_backend(execution, platform))
         model = self._load(platform)
         groups = resources.size_cache(

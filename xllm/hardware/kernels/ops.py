@@ -159,21 +159,25 @@ def pack_linear(weight: Tensor, scale: Tensor | None = None) -> Any:
     """Lay a weight out as the platform multiplies it fastest.
 
     Args:
-        weight: (N, K) in a float dtype, or int8 with ``weight[n] ~= int8[n] * scale[n]``. May be
-            kept, so the caller must not write to it afterwards.
-        scale: (N,) float32, with int8 only.
+        weight: (N, K) in a float dtype, or in 8 bits (int8 or float8_e4m3fn) with
+            ``weight[n] ~= values[n] * scale[n]``. May be kept, so the caller must not write to it
+            afterwards.
+        scale: (N,) float32, with 8 bits only.
 
     Returns:
         A value for ``linear`` alone; it has ``out_features``.
 
     Raises:
-        ValueError: int8 without scale, or scale without int8.
+        ValueError: 8 bits without scale, or scale without 8 bits.
     """
     return reference.pack_linear(weight, scale)
 
 
 def linear(x: Tensor, packed: Any, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``: x (T, K), bias (N,) -> (T, N) in the dtype of ``x``."""
+    """``x @ weight.T + bias``: x (T, K), bias (N,) -> (T, N) in the dtype of ``x``.
+
+    With a float8 weight, a platform may round each row of ``x`` to float8 as well.
+    """
     return reference.linear(x, packed, bias)
 
 

@@ -64,6 +64,11 @@ class Platform(ABC):
     def supports_bf16_compute(self) -> bool:
         """Whether matrix products in bfloat16 are faster than in float32."""
 
+    @property
+    def supports_fp8(self) -> bool:
+        """Whether the device computes with 8-bit floats."""
+        return False
+
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until all queued work is done."""

@@ -87,6 +87,10 @@ class Platform(base.Platform):
     def supports_bf16_compute(self) -> bool:
         return True
 
+    @property
+    def supports_fp8(self) -> bool:
+        return torch.cuda.get_device_capability(self.device) >= (8, 9)
+
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 

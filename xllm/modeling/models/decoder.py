@@ -146,7 +146,7 @@ class CausalLM(nn.Module):
             config.num_rows,
             config.vocab_size,
             tied=self.model.embed_tokens if config.tie_word_embeddings else None,
-            method=method,
+            method=method.for_head(),
             dtype=dtype,
         )
 

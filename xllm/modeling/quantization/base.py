@@ -33,6 +33,10 @@ class QuantMethod(Protocol):
         """``x (T, K) -> (T, N)`` including the bias."""
         ...
 
+    def for_head(self) -> QuantMethod:
+        """The method of the language-model head: this one, or one that loses less."""
+        ...
+
     def check_experts(self) -> None:
         """Whether models with experts can be loaded, whose stacked weights stay in their dtype.
 

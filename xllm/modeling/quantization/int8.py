@@ -34,6 +34,9 @@ class Method:
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
         return ops.linear(x, layer.packed, layer.bias)
 
+    def for_head(self) -> Method:
+        return self
+
     def check_experts(self) -> None:
         raise ValueError("--quantization int8 does not support models with experts")
 

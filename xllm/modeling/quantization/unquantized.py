@@ -25,5 +25,8 @@ class Method:
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
         return ops.linear(x, layer.packed, layer.bias)
 
+    def for_head(self) -> Method:
+        return self
+
     def check_experts(self) -> None:
         """Nothing to refuse."""

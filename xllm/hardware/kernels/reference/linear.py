@@ -1,4 +1,4 @@
-"""Matrix product with a float or int8 weight."""
+"""Matrix product with a float weight, or one of 8 bits with scales."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+SCALED_DTYPES = (torch.int8, torch.float8_e4m3fn)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """Row-major weight (N, K) in a float dtype, or int8 with a float32 scale per output."""
+    """Row-major weight (N, K) in a float dtype, or 8 bits with a float32 scale per output."""
 
     weight: Tensor
     scale: Tensor | None = None
@@ -24,8 +26,8 @@ class PackedLinear:
 
 def pack_linear(weight: Tensor, scale: Tensor | None = None) -> PackedLinear:
     """See ``ops.pack_linear``."""
-    if (weight.dtype == torch.int8) != (scale is not None):
-        raise ValueError(f"scale must come with an int8 weight and only with it: {weight.dtype}")
+    if (weight.dtype in SCALED_DTYPES) != (scale is not None):
+        raise ValueError(f"scale must come with an 8-bit weight and only with it: {weight.dtype}")
     return PackedLinear(weight, scale)
 
 

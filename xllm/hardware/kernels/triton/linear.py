@@ -16,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from xllm.hardware.kernels.reference.linear import SCALED_DTYPES
+from xllm.hardware.kernels.triton.fp8 import FP8, fits_library, linear_fp8
 from xllm.hardware.kernels.triton.launch import (
     allow_consumers,
     arrival_counters,
@@ -26,11 +28,12 @@ from xllm.hardware.kernels.triton.launch import (
 )
 
 MAX_STREAMED_TOKENS = 16
+MAX_STREAMED_FP8_TOKENS = 64  # half the bytes, so that other costs of the library's weigh more
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """Row-major weight (N, K) in the model's dtype, or int8 with a float32 scale per output."""
+    """Row-major weight (N, K) in the model's dtype, or 8 bits with a float32 scale per output."""
 
     weight: Tensor
     scale: Tensor | None = None
@@ -54,8 +57,8 @@ class StreamTile:
 
 def pack_linear(weight: Tensor, scale: Tensor | None = None) -> PackedLinear:
     """See ``ops.pack_linear``."""
-    if (weight.dtype == torch.int8) != (scale is not None):
-        raise ValueError("int8 weights come with a scale, other weights without one")
+    if (weight.dtype in SCALED_DTYPES) != (scale is not None):
+        raise ValueError("8-bit weights come with a scale, other weights without one")
     if scale is not None:
         scale = scale.to(torch.float32).reshape(-1).contiguous()
     return PackedLinear(weight.contiguous(), scale)
@@ -65,10 +68,13 @@ def linear(x: Tensor, packed: PackedLinear, bias: Tensor | None = None) -> Tenso
     """See ``ops.linear``."""
     weight = packed.weight
     tokens = x.shape[0]
-    if 0 < tokens <= MAX_STREAMED_TOKENS:
+    is_fp8 = weight.dtype == FP8
+    if 0 < tokens <= (MAX_STREAMED_FP8_TOKENS if is_fp8 else MAX_STREAMED_TOKENS):
         tile = choose_tile(tokens, weight, num_multiprocessors(x.device))
         return stream_linear(x, packed, bias, tile)
     if packed.scale is not None:
+        if is_fp8 and fits_library(x, weight):
+            return linear_fp8(x, weight, packed.scale, bias)
         weight = (weight.to(torch.float32) * packed.scale[:, None]).to(x.dtype)
     return functional.linear(x, weight, bias)
 
@@ -96,11 +102,11 @@ def choose_tile(tokens: int, weight: Tensor, num_sms: int) -> StreamTile:
 
 
 def stream_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None, tile: StreamTile) -> Tensor:
-    """``x`` (T, K) times the weight, T at most 16, with an explicit tile."""
+    """``x`` (T, K) times the weight, T at most 64, with an explicit tile."""
     weight = packed.weight
     tokens, inputs = x.shape
     outputs = weight.shape[0]
-    assert x.stride(1) == 1 and tokens <= MAX_STREAMED_TOKENS
+    assert x.stride(1) == 1 and tokens <= MAX_STREAMED_FP8_TOKENS
     out = torch.empty((tokens, outputs), dtype=x.dtype, device=x.device)
     tiles = triton.cdiv(outputs, tile.block_n)
     shares = tile.k_shares
@@ -124,7 +130,7 @@ def stream_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None, tile: St
         EVEN=k_per_share * shares == inputs,
         ONE_TILE=k_per_share == tile.block_k,
         SHARES=shares,
-        BLOCK_T=1 if tokens == 1 else 16,
+        BLOCK_T=1 if tokens == 1 else max(16, triton.next_power_of_2(tokens)),
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
         STAGES=tile.num_stages,

@@ -1,0 +1,170 @@
+"""Times mixture-of-experts kernels and 8-bit products on the device, tile by tile.
+
+    python benchmarks/kernels/cuda_moe.py --out results.json [--only moe,fp8]
+
+Shapes of Qwen3-30B-A3B's experts and of Qwen3-8B's products.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+import torch
+from cuda_kernels import BF16, DEVICE, WARM_PROCESSES, Case, time_case
+
+from xllm.hardware.kernels.triton import fp8, linear, moe, moe_stream, route
+
+HIDDEN, INNER, EXPERTS, TOP_K = 2048, 768, 128, 8
+PRODUCTS = {  # of Qwen3-8B: outputs, inputs
+    "qkv": (6144, 4096),
+    "o": (4096, 4096),
+    "gate_up": (24576, 4096),
+    "down": (4096, 12288),
+}
+
+
+def moe_cases() -> Iterator[Case]:
+    """Routing, and both ways to run the experts."""
+    layers = [
+        moe.pack_experts(
+            torch.randn(EXPERTS, 2 * INNER, HIDDEN, dtype=BF16, device=DEVICE) * 0.02,
+            torch.randn(EXPERTS, HIDDEN, INNER, dtype=BF16, device=DEVICE) * 0.02,
+        )
+        for _ in range(4)
+    ]
+    router = torch.randn(EXPERTS, HIDDEN, dtype=BF16, device=DEVICE)
+    expert_bytes = 3 * INNER * HIDDEN * 2
+    for tokens in (1, 2, 4, 8, 16, 64, 256, 1024, 8192):
+        x = torch.randn(tokens, HIDDEN, dtype=BF16, device=DEVICE)
+        chosen = [route.route(torch.randn_like(x), router, TOP_K, True) for _ in layers]
+        yield Case(f"route {tokens}", [lambda x=x: route.route(x, router, TOP_K, True)])
+        yield Case(f"group {tokens}", [lambda e=chosen[0][1]: moe.group_pairs(e, EXPERTS)])
+        used = sum(len(experts.unique()) for _, experts in chosen) / len(chosen)
+        work = {"bytes": int(used * expert_bytes), "flops": tokens * TOP_K * 3 * 2 * INNER * HIDDEN}
+        for tile in stream_tiles() if tokens <= 8 else ():
+            calls = [
+                lambda p=p, c=c, x=x, t=tile: moe_stream.stream_experts(x, p, *c, "silu", t)
+                for p, c in zip(layers, chosen, strict=True)
+            ]
+            yield Case(f"stream {tokens} {tile}", calls, **work)
+        for tiles in group_tiles(tokens) if tokens >= 4 else ():
+            calls = [
+                lambda p=p, c=c, x=x, t=tiles: moe.grouped_experts(x, p, *c, "silu", *t)
+                for p, c in zip(layers, chosen, strict=True)
+            ]
+            yield Case(f"grouped {tokens} {tiles}", calls, **work)
+
+
+def stream_tiles() -> Iterator[moe_stream.PairTile]:
+    yield moe_stream.PairTile()
+    yield moe_stream.PairTile(up_n=2, up_k=2048, down_n=2, down_k=256)
+    yield moe_stream.PairTile(up_n=4, up_k=512, down_n=8, down_k=128)
+    yield moe_stream.PairTile(up_n=8, up_k=512, down_n=8, down_k=256, down_warps=8)
+    yield moe_stream.PairTile(up_n=8, up_k=1024, up_warps=8, down_n=2, down_k=512)
+
+
+def group_tiles(tokens: int) -> Iterator[tuple[moe.GroupTile, moe.GroupTile]]:
+    tile = moe.GroupTile
+    if tokens <= 64:
+        for n, k, stages in ((64, 128, 4), (64, 64, 6), (128, 64, 4), (64, 256, 2)):
+            yield tile(16, n, k, 4, stages), tile(16, n, k, 4, stages)
+    elif tokens == 256:
+        for m, n, k, stages in (
+            (16, 64, 128, 4),
+            (32, 64, 128, 4),
+            (32, 128, 64, 4),
+            (32, 64, 64, 6),
+            (64, 64, 64, 4),
+        ):
+            yield tile(m, n, k, 4, stages), tile(m, n, k, 4, stages)
+    else:
+        yield tile(64, 64, 64, 4, 4), tile(64, 128, 64, 4, 4)
+        yield tile(64, 128, 64, 8, 4), tile(64, 128, 64, 4, 4)
+        yield tile(128, 128, 64, 8, 3), tile(128, 128, 64, 8, 4)
+        yield tile(128, 64, 64, 4, 4), tile(128, 128, 64, 8, 3)
+        yield tile(128, 128, 64, 8, 4), tile(128, 256, 64, 8, 3)
+
+
+def fp8_cases() -> Iterator[Case]:
+    """Streamed products over 8-bit weights, the library's, and the quantization before them."""
+    for name, (outputs, inputs) in PRODUCTS.items():
+        packed = []
+        for _ in range(max(2, (120 << 20) // (outputs * inputs))):
+            weight = torch.randn(outputs, inputs, device=DEVICE).to(fp8.FP8)
+            packed.append(linear.pack_linear(weight, torch.ones(outputs, device=DEVICE)))
+        for tokens in (1, 8, 16, 32, 64, 128, 256, 8192):
+            x = torch.randn(tokens, inputs, dtype=BF16, device=DEVICE)
+            work = {"bytes": outputs * inputs, "flops": 2 * tokens * outputs * inputs}
+            for tile in fp8_tiles(tokens):
+                calls = [
+                    lambda p=p, x=x, t=tile: linear.stream_linear(x, p, None, t) for p in packed
+                ]
+                yield Case(f"{name} {tokens} {tile}", calls, **work)
+            if tokens > 1:
+                calls = [
+                    lambda p=p, x=x: fp8.linear_fp8(x, p.weight, p.scale, None) for p in packed
+                ]
+                yield Case(f"{name} {tokens} library", calls, **work)
+            if name == "down":
+                yield Case(f"quantize {tokens}", [lambda x=x: fp8.quantize_tokens(x)])
+
+
+def fp8_tiles(tokens: int) -> Iterator[linear.StreamTile]:
+    tile = linear.StreamTile
+    if tokens == 1:
+        for n, k, stages in itertools.product((4, 8, 16), (1024, 2048), (3,)):
+            yield tile(n, k, 1, 4, stages)
+        yield tile(8, 2048, 1, 8, 3)
+    elif tokens <= 64:
+        for n, k, shares in ((64, 128, 1), (64, 256, 1), (64, 128, 2), (64, 128, 4), (128, 128, 2)):
+            yield tile(n, k, shares, 4, 4 if k == 128 else 3)
+
+
+def compile_share(sections: Sequence[str], first: int) -> None:
+    """Run every n-th case once, so that its kernels are in Triton's cache."""
+    for section in sections:
+        for number, case in enumerate(SECTIONS[section]()):
+            if number % WARM_PROCESSES == first:
+                with contextlib.suppress(Exception):  # reported when it is timed
+                    case.calls[0]()
+
+
+SECTIONS = {"moe": moe_cases, "fp8": fp8_cases}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out")
+    parser.add_argument("--only", default=",".join(SECTIONS))
+    parser.add_argument("--warm", type=int, help="only compile every n-th case, from this one")
+    arguments = parser.parse_args()
+    if arguments.warm is not None:
+        compile_share(arguments.only.split(","), arguments.warm)
+        return
+    command = [sys.executable, __file__, "--only", arguments.only, "--warm"]
+    compilers = [subprocess.Popen([*command, str(i)]) for i in range(WARM_PROCESSES)]
+    for compiler in compilers:
+        compiler.wait()
+    rows = {}
+    for section in arguments.only.split(","):
+        rows[section] = []
+        for case in SECTIONS[section]():
+            try:
+                row = time_case(case)
+            except Exception as error:  # a tile that does not fit the device
+                row = {"name": case.name, "error": str(error)[:200]}
+            rows[section].append(row)
+            print(*row.values(), flush=True)
+        if arguments.out:
+            with open(arguments.out, "w") as file:
+                json.dump(rows, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
