@@ -58,3 +58,15 @@ def test_tokens_are_quantized_by_their_largest_value(device) -> None:
     if device.type == "cuda":  # the interpreter's conversion loses a carry
         restored = values.float() * scale[:, None]
         assert ((restored - x).norm(dim=1) <= 0.04 * x.norm(dim=1)).all()
+
+
+@pytest.mark.parametrize("tokens", [2, 40, 130])
+@pytest.mark.parametrize("tile", [StreamTile(16, 32), StreamTile(32, 64, k_shares=2)], ids=str)
+def test_8_bit_operands_are_scaled_on_both_sides(tokens: int, tile: StreamTile, device) -> None:
+    x = torch.randn(tokens, 160, device=device).to(torch.float8_e4m3fn)
+    weight = torch.randn(48, 160, device=device).to(torch.float8_e4m3fn)
+    x_scale, scale = torch.rand(tokens, device=device), torch.rand(48, device=device)
+    packed = pack_linear(weight, scale)
+    actual = stream_linear(x, packed, None, tile, x_scale, torch.bfloat16)
+    wide = (x.float() * x_scale[:, None]) @ (weight.float() * scale[:, None]).T
+    torch.testing.assert_close(actual.float(), wide, rtol=2e-2, atol=2e-2)

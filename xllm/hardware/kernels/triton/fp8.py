@@ -20,16 +20,17 @@ def fits_library(x: Tensor, weight: Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.bfloat16 and widths
 
 
-def linear_fp8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """x (T, K) bfloat16 times weight (N, K) with scale (N,): both operands in 8 bits."""
-    values, x_scale = quantize_tokens(x)
+def linear_fp8(
+    values: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None
+) -> Tensor:
+    """values (T, K) with scale (T,) times weight (N, K) with scale (N,) -> (T, N) bfloat16."""
     return torch._scaled_mm(
         values,
         weight.t(),
         scale_a=x_scale[:, None],
         scale_b=scale[None, :],
         bias=bias,
-        out_dtype=x.dtype,
+        out_dtype=torch.bfloat16,
         use_fast_accum=True,
     )
 

@@ -53,8 +53,8 @@ def pdl_options(device: torch.device) -> dict[str, bool]:
 
 
 def upcast_dots(dtype: torch.dtype) -> bool:
-    """Whether ``tl.dot`` operands must be widened: the interpreter's bfloat16 dot is wrong."""
-    return INTERPRETED and dtype == torch.bfloat16
+    """Whether ``tl.dot`` operands must be widened: the interpreter's narrow dots are wrong."""
+    return INTERPRETED and dtype in (torch.bfloat16, torch.float8_e4m3fn)
 
 
 @triton.jit

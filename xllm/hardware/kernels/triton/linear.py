@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from xllm.hardware.kernels.reference.linear import SCALED_DTYPES
-from xllm.hardware.kernels.triton.fp8 import FP8, fits_library, linear_fp8
+from xllm.hardware.kernels.triton.fp8 import FP8, fits_library, linear_fp8, quantize_tokens
 from xllm.hardware.kernels.triton.launch import (
     allow_consumers,
     arrival_counters,
@@ -28,7 +28,8 @@ from xllm.hardware.kernels.triton.launch import (
 )
 
 MAX_STREAMED_TOKENS = 16
-MAX_STREAMED_FP8_TOKENS = 64  # half the bytes, so that other costs of the library's weigh more
+MAX_STREAMED_FP8_TOKENS = 256  # tokens are quantized from two on; the library's splits no K
+_MAX_TOKEN_TILE = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,13 +69,17 @@ def linear(x: Tensor, packed: PackedLinear, bias: Tensor | None = None) -> Tenso
     """See ``ops.linear``."""
     weight = packed.weight
     tokens = x.shape[0]
-    is_fp8 = weight.dtype == FP8
+    is_fp8 = weight.dtype == FP8 and x.dtype != torch.float32
     if 0 < tokens <= (MAX_STREAMED_FP8_TOKENS if is_fp8 else MAX_STREAMED_TOKENS):
         tile = choose_tile(tokens, weight, num_multiprocessors(x.device))
+        if is_fp8 and tokens > 1:
+            values, x_scale = quantize_tokens(x)
+            return stream_linear(values, packed, bias, tile, x_scale, x.dtype)
         return stream_linear(x, packed, bias, tile)
     if packed.scale is not None:
         if is_fp8 and fits_library(x, weight):
-            return linear_fp8(x, weight, packed.scale, bias)
+            values, x_scale = quantize_tokens(x)
+            return linear_fp8(values, x_scale, weight, packed.scale, bias)
         weight = (weight.to(torch.float32) * packed.scale[:, None]).to(x.dtype)
     return functional.linear(x, weight, bias)
 
@@ -91,6 +96,8 @@ def choose_tile(tokens: int, weight: Tensor, num_sms: int) -> StreamTile:
         if inputs <= 1024 and outputs <= 1 << 14:
             return StreamTile(4, 1024)
         return StreamTile(8, 1024, num_stages=4 if outputs > 4096 else 3)
+    if weight.dtype == FP8:
+        return _fp8_tile(tokens, outputs, inputs, num_sms)
     tiles = triton.cdiv(outputs, 64)
     shares = 1
     # Two programs fit on a multiprocessor; a share shorter than 512 inputs is all overhead.
@@ -101,22 +108,45 @@ def choose_tile(tokens: int, weight: Tensor, num_sms: int) -> StreamTile:
     return StreamTile(64, 128, shares, num_stages=4)
 
 
-def stream_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None, tile: StreamTile) -> Tensor:
-    """``x`` (T, K) times the weight, T at most 64, with an explicit tile."""
+def _fp8_tile(tokens: int, outputs: int, inputs: int, num_sms: int) -> StreamTile:
+    """Tiles of 64 outputs, K shared out until every multiprocessor has two programs."""
+    tiles = triton.cdiv(outputs, 64) * triton.cdiv(tokens, _MAX_TOKEN_TILE)
+    shares = 1
+    while shares < 8 and tiles * shares < 2 * num_sms and inputs >= 1024 * shares:
+        shares *= 2
+    return StreamTile(64, 256, shares, num_stages=4)
+
+
+def stream_linear(
+    x: Tensor,
+    packed: PackedLinear,
+    bias: Tensor | None,
+    tile: StreamTile,
+    x_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``x`` (T, K) times the weight, for few tokens, with an explicit tile.
+
+    With ``x_scale`` (T,), ``x`` is in 8 bits like the weight, and the result in ``out_dtype``.
+    """
     weight = packed.weight
     tokens, inputs = x.shape
     outputs = weight.shape[0]
     assert x.stride(1) == 1 and tokens <= MAX_STREAMED_FP8_TOKENS
-    out = torch.empty((tokens, outputs), dtype=x.dtype, device=x.device)
+    out = torch.empty((tokens, outputs), dtype=out_dtype or x.dtype, device=x.device)
     tiles = triton.cdiv(outputs, tile.block_n)
+    block_t = 1
+    if tokens > 1:
+        block_t = min(max(16, triton.next_power_of_2(tokens)), _MAX_TOKEN_TILE)
     shares = tile.k_shares
     partial = out
     if shares > 1:
         partial = torch.empty((shares, tokens, outputs), dtype=torch.float32, device=x.device)
     k_per_share = triton.cdiv(triton.cdiv(inputs, tile.block_k), shares) * tile.block_k
-    _stream_linear_kernel[(tiles, shares)](
+    _stream_linear_kernel[(tiles, shares, triton.cdiv(tokens, block_t))](
         x,
         weight,
+        x_scale,
         packed.scale,
         bias,
         out,
@@ -130,7 +160,7 @@ def stream_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None, tile: St
         EVEN=k_per_share * shares == inputs,
         ONE_TILE=k_per_share == tile.block_k,
         SHARES=shares,
-        BLOCK_T=1 if tokens == 1 else max(16, triton.next_power_of_2(tokens)),
+        BLOCK_T=block_t,
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
         STAGES=tile.num_stages,
@@ -147,6 +177,7 @@ def stream_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None, tile: St
 def _stream_linear_kernel(
     x_ptr,  # (T, K)
     weight_ptr,  # (N, K)
+    x_scale_ptr,  # (T,) float32 or None
     scale_ptr,  # (N,) float32 or None
     bias_ptr,  # (N,) or None
     out_ptr,  # (T, N)
@@ -198,7 +229,7 @@ def _stream_linear_kernel(
         y = tl.sum(acc, axis=1)[:, None]
         t = tl.zeros([1], tl.int32)
     else:
-        t = tl.arange(0, BLOCK_T)
+        t = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
         in_t = t < num_tokens
         x_rows = x_ptr + t[None, :] * x_stride
         x = tl.load(
@@ -232,7 +263,7 @@ def _stream_linear_kernel(
         span = num_tokens * outputs  # SHARES * T * N stays below 2**31
         tl.store(partial_ptr + share * span + at, y, mask=mask)
         tl.debug_barrier()  # all stores of this program precede its arrival
-        counter = counters_ptr + tl.program_id(0)
+        counter = counters_ptr + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
         if tl.atomic_add(counter, 1, sem="acq_rel") != SHARES - 1:
             return
         tl.store(counter, 0)
@@ -241,6 +272,8 @@ def _stream_linear_kernel(
             y += tl.load(
                 partial_ptr + other * span + at, mask=mask, other=0.0, cache_modifier=".cg"
             )
+    if x_scale_ptr is not None:
+        y *= tl.load(x_scale_ptr + t, mask=t < num_tokens, other=0.0)[None, :]
     if scale_ptr is not None:
         y *= tl.load(scale_ptr + n, mask=in_n, other=0.0)[:, None]
     if bias_ptr is not None:

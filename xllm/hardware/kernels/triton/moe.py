@@ -68,17 +68,16 @@ def apply_experts(
 
 
 def choose_tiles(pairs: int, num_experts: int, dtype: torch.dtype) -> tuple[GroupTile, GroupTile]:
-    """Tiles of the two products; both have one ``block_m``, about the pairs of an expert."""
+    """Tiles of the two products, about the pairs of an expert high; measured on an H200."""
     if dtype == torch.float32:
         return GroupTile(16, 32, 32, num_stages=2), GroupTile(16, 32, 32, num_stages=2)
     per_expert = pairs / num_experts
-    if per_expert <= 10:
-        return GroupTile(16, 64, 128), GroupTile(16, 64, 128)
-    if per_expert <= 24:
-        return GroupTile(32, 64, 128), GroupTile(32, 64, 128)
+    if per_expert <= 32:
+        block_m = 16 if per_expert <= 8 else 32
+        return GroupTile(block_m, 128, 64), GroupTile(block_m, 128, 64)
     if per_expert <= 80:
-        return GroupTile(64, 64, 64), GroupTile(64, 128, 64)
-    return GroupTile(128, 128, 64, 8, 3), GroupTile(128, 128, 64, 8, 4)
+        return GroupTile(64, 128, 64, 8), GroupTile(64, 128, 64)
+    return GroupTile(128, 128, 64, 8, 4), GroupTile(128, 256, 64, 8, 3)
 
 
 def grouped_experts(
@@ -125,8 +124,8 @@ def group_pairs(experts: Tensor, num_experts: int) -> GroupedPairs:
         counts,
         pairs,
         tokens,
-        BLOCK=min(max(triton.next_power_of_2(pairs), 128), 4096),
-        num_warps=4,
+        BLOCK=min(max(triton.next_power_of_2(pairs), 128), 8192),
+        num_warps=4 if pairs <= 4096 else 16,
         **pdl_options(experts.device),
     )
     return GroupedPairs(lists, counts)

@@ -99,8 +99,9 @@ def _up_kernel(
     pair = tl.program_id(1)
     k = tl.arange(0, BLOCK_K)
     in_n = n < inner
-    allow_consumers(PDL)
+    # In this order: the next kernel reads the routing, which is complete only now.
     wait_for_producers(PDL)
+    allow_consumers(PDL)
     expert = tl.load(experts_ptr + pair).to(tl.int64)
     rows = weight_ptr + (expert * 2 * inner + n)[:, None] * hidden
     x_row = x_ptr + (pair // TOP_K) * hidden
@@ -145,20 +146,30 @@ def _down_kernel(
     in_n = n < hidden
     chosen = places < TOP_K
     allow_consumers(PDL)
-    wait_for_producers(PDL)
+    # Routing and weights do not depend on the kernel before, which waited for the router.
     experts = tl.load(experts_ptr + token * TOP_K + places, mask=chosen, other=0).to(tl.int64)
     weights = tl.load(weights_ptr + token * TOP_K + places, mask=chosen, other=0.0)
     rows = weight_ptr + (experts[:, None] * hidden + n[None, :])[:, :, None] * inner
     x_rows = x_ptr + (token * TOP_K + places)[:, None] * inner
-    acc = tl.zeros([K_BLOCK, BLOCK_N, BLOCK_K], tl.float32)
-    for start in tl.range(0, inner, BLOCK_K, num_stages=3):
+    w_mask = chosen[:, None, None] & in_n[None, :, None]
+    w = tl.load(
+        rows + k[None, None, :],
+        mask=w_mask & (k < inner)[None, None, :],
+        other=0.0,
+        eviction_policy="evict_first",
+    )
+    wait_for_producers(PDL)
+    x_mask = chosen[:, None] & (k < inner)[None, :]
+    x = tl.load(x_rows + k[None, :], mask=x_mask, other=0.0).to(tl.float32)
+    acc = w.to(tl.float32) * (x * weights[:, None])[:, None, :]
+    for start in tl.range(BLOCK_K, inner, BLOCK_K, num_stages=3):
         kk = start + k
         in_k = kk < inner
         x_mask = chosen[:, None] & in_k[None, :]
         x = tl.load(x_rows + kk[None, :], mask=x_mask, other=0.0).to(tl.float32)
         w = tl.load(
             rows + kk[None, None, :],
-            mask=x_mask[:, None, :] & in_n[None, :, None],
+            mask=w_mask & in_k[None, None, :],
             other=0.0,
             eviction_policy="evict_first",
         )
