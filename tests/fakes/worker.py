@@ -129,6 +129,14 @@ class FakeWorker:
             async_device=self._async_device,
         )
 
+    def start_profile(self) -> str:
+        """There is nothing to see."""
+        raise ValueError("a fake has no profile")
+
+    def stop_profile(self) -> str:
+        """There was nothing to see."""
+        raise ValueError("a fake has no profile")
+
     def load_adapter(self, adapter: int, folder: str) -> None:
         """There are no weights to change."""
 

@@ -20,6 +20,7 @@ from xllm.core.messages.engine import (
     Drain,
     Hello,
     LoadAdapter,
+    Profile,
     ResetPrefixCache,
     UnloadAdapter,
 )
@@ -30,10 +31,12 @@ from xllm.core.messages.server import (
     EngineReady,
     EngineStats,
     OutputBatch,
+    Profiled,
     ToServer,
 )
 from xllm.core.observability.logging import get_logger
 from xllm.core.observability.metrics import ServerMetrics
+from xllm.core.observability.tracing import open_tracer
 from xllm.core.request.request import Request
 from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.services.engine_client import OutputSink
@@ -77,7 +80,13 @@ class ProcessEngineClient:
         self._metrics = metrics
         self._on_progress = on_progress
         self._on_death = on_death
-        self._observer = RequestObserver(metrics, config.observability.log_requests)
+        endpoint = config.observability.otlp_traces_endpoint
+        self._tracer = open_tracer(endpoint, config.model.api_name) if endpoint else None
+        self._observer = RequestObserver(
+            metrics,
+            config.observability.log_requests,
+            self._tracer.record if self._tracer else None,
+        )
         self._stats_log = StatsLog(config.observability.log_stats_interval)
         self._sink: OutputSink | None = None
         self._ready: EngineReady | None = None
@@ -86,6 +95,7 @@ class ProcessEngineClient:
         self._death: str | None = None
         self._loaded = asyncio.get_running_loop().create_future()
         self._loading: dict[str, asyncio.Future[AdapterLoaded]] = {}  # adapters, by name
+        self._profiling: asyncio.Future[Profiled] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._folder = SocketFolder()
         self._peer_id = secrets.token_bytes(16)
@@ -123,6 +133,8 @@ class ProcessEngineClient:
         await self._process.close()
         self._channel.close()
         self._folder.remove()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
 
     def kill(self) -> None:
         """End the engine process at once, without waiting."""
@@ -215,6 +227,26 @@ class ProcessEngineClient:
             raise RequestError(400, f"lora_path: {loaded.error}", param="lora_path")
         return loaded.adapter
 
+    async def profile(self, start: bool) -> str:
+        """Start or stop a profile of the engine's steps; the path of its trace.
+
+        Raises:
+            RequestError: 400; not now. 409; the engine is still at the last one. 503 without it.
+        """
+        if not self.healthy:
+            raise RequestError(503, self._unavailable())
+        if self._profiling is not None:
+            raise RequestError(409, "a profile is being started or written")
+        self._profiling = asyncio.get_running_loop().create_future()
+        try:
+            self._channel.send(Profile(start))
+            profiled = await self._profiling
+        finally:
+            self._profiling = None
+        if profiled.error is not None:
+            raise RequestError(400, profiled.error)
+        return profiled.path
+
     def unload_adapter(self, adapter: int) -> None:
         """Take no new request for an adapter; its last one still ends well."""
         if self._death is None:
@@ -252,6 +284,9 @@ class ProcessEngineClient:
                 self._metrics.kv_capacity.set(message.num_kv_tokens)
                 if not self._loaded.done():
                     self._loaded.set_result(message)
+            elif isinstance(message, Profiled):
+                if self._profiling is not None and not self._profiling.done():
+                    self._profiling.set_result(message)
             elif isinstance(message, AdapterLoaded):
                 if (waiting := self._loading.get(message.name)) and not waiting.done():
                     waiting.set_result(message)
@@ -273,8 +308,8 @@ class ProcessEngineClient:
         self._stats = EngineStats()
         self._observer.take_stats(self._stats)
         self._process.kill()
-        for waiting in self._loading.values():
-            if not waiting.done():
+        for waiting in (*self._loading.values(), self._profiling):
+            if waiting is not None and not waiting.done():
                 waiting.set_exception(RequestError(503, self._unavailable()))
         if not self._loaded.done():
             self._loaded.set_exception(EngineFailed(reason))

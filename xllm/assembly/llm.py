@@ -157,6 +157,16 @@ class ServingStack:
             )
         return self._page()
 
+    async def profile(self, start: bool) -> str:
+        """Start or stop a profile of the engine's steps; the path of its trace.
+
+        Raises:
+            RequestError: 400, 409, 503; see ``ProcessEngineClient.profile``.
+        """
+        if self._client is None:
+            raise RequestError(503, "the model is loading")
+        return await self._client.profile(start)
+
     def reset_prefix_cache(self) -> None:
         """Forget every cached block that no sequence uses."""
         if self._client is not None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from xllm.core.messages.server import EngineStats, OutputBatch
 from xllm.core.observability.logging import get_logger
 from xllm.core.observability.metrics import FINISH_REASONS, ServerMetrics
+from xllm.core.observability.tracing import CALLER, RequestTimes
 from xllm.core.request.finish import FinishReason
 from xllm.core.request.request import Request
 
@@ -28,6 +29,7 @@ class _OpenRequest:
     open_choices: set[int]
     unstarted: set[int]
     num_tokens: int = 0
+    times: RequestTimes | None = None  # kept only where somebody wants them
     severity: int = 0  # index into FINISH_REASONS of the worst choice so far
 
 
@@ -37,9 +39,16 @@ class RequestObserver:
     Args:
         metrics: the instruments to observe into.
         log_requests: whether to log one line per finished request.
+        on_end: told the times of every request that has ended.
     """
 
-    def __init__(self, metrics: ServerMetrics, log_requests: bool = False) -> None:
+    def __init__(
+        self,
+        metrics: ServerMetrics,
+        log_requests: bool = False,
+        on_end: Callable[[RequestTimes], None] | None = None,
+    ) -> None:
+        self._on_end = on_end
         self._metrics = metrics
         self._log_requests = log_requests
         self._open: dict[int, _OpenRequest] = {}
@@ -70,6 +79,8 @@ class RequestObserver:
                 choices,
                 set(choices),
             )
+            if self._on_end is not None:
+                self._open[request.handle].times = _times(request, now)
             for choice in choices:
                 self._slots[request.handle << _CHOICE_BITS | choice] = self._take_slot()
         self._metrics.requests_started.add(len(requests))
@@ -142,6 +153,8 @@ class RequestObserver:
         if len(request.unstarted) == len(request.open_choices):
             self._metrics.prompt_tokens.add(request.prompt_len)
         request.unstarted.remove(choice)
+        if request.times is not None and not request.times.scheduled:
+            request.times.scheduled = request.arrival + queue_seconds
         self._metrics.queue.observe([queue_seconds])
 
     def _observe_tokens(self, batch: OutputBatch) -> None:
@@ -158,8 +171,11 @@ class RequestObserver:
         gaps = (now - last[~first]) / counts[~first]
         self._metrics.itl.observe(np.repeat(gaps, counts[~first]))
         if first.any():
-            handles = batch.handles[known][first].tolist()
-            self._metrics.ttft.observe([now - self._open[h].arrival for h in handles])
+            requests = [self._open[h] for h in batch.handles[known][first].tolist()]
+            self._metrics.ttft.observe([now - request.arrival for request in requests])
+            for request in requests:
+                if request.times is not None and not request.times.first_token:
+                    request.times.first_token = now
         self._last_token_time[slots] = now
         self._num_tokens[slots] += counts
 
@@ -171,6 +187,11 @@ class RequestObserver:
         metrics.e2e.observe([seconds])
         metrics.request_prompt.observe([request.prompt_len])
         metrics.request_generation.observe([request.num_tokens])
+        if self._on_end is not None and request.times is not None:
+            request.times.end = request.arrival + seconds
+            request.times.output_tokens = request.num_tokens
+            request.times.finish_reason = reason
+            self._on_end(request.times)
         if self._log_requests:
             logger.info(
                 "request %s: %d prompt tokens, %d generated, %s, %.3f s",
@@ -201,3 +222,16 @@ class RequestObserver:
         self._last_token_time[slot] = 0.0
         self._num_tokens[slot] = 0
         return slot
+
+
+def _times(request: Request, now: float) -> RequestTimes:
+    asked = {
+        "gen_ai.request.choice.count": request.params.n,
+        "gen_ai.request.temperature": request.params.temperature,
+        "gen_ai.request.top_p": request.params.top_p,
+        "gen_ai.request.max_tokens": request.max_tokens,
+    }
+    arrival = request.arrival_time or now
+    prompt_len = len(request.prompt_token_ids)
+    caller = CALLER.get()
+    return RequestTimes(request.request_id, asked, caller, arrival, prompt_tokens=prompt_len)

@@ -12,8 +12,8 @@ from xllm.assembly.control_link import Pong
 from xllm.assembly.engine_client import EngineFailed, ProcessEngineClient
 from xllm.core.config import SchedulerConfig, ServerConfig, XllmConfig
 from xllm.core.config.files import ModelFiles
-from xllm.core.messages.engine import AbortRequests, AddRequests, Drain, Hello
-from xllm.core.messages.server import EngineDead, EngineReady, EngineStats
+from xllm.core.messages.engine import AbortRequests, AddRequests, Drain, Hello, Profile
+from xllm.core.messages.server import EngineDead, EngineReady, EngineStats, Profiled
 from xllm.core.observability.metrics import ServerMetrics
 from xllm.core.request.request import Request
 from xllm.core.request.sampling import SamplingParams
@@ -254,5 +254,31 @@ def test_an_idle_client_asks_nothing() -> None:
         rig.process.pong = None
         await asyncio.sleep(0.05)
         assert rig.deaths == 0
+
+    run(scenario)
+
+
+def test_a_profile_answers_with_its_trace_or_the_reason_and_dies_with_the_engine() -> None:
+    async def scenario() -> None:
+        rig = await Rig().loaded()
+
+        async def ask(start: bool, *answer: Any) -> Any:
+            asking = asyncio.create_task(rig.client.profile(start))
+            await asyncio.sleep(0)
+            assert rig.channel.sent[-1] == Profile(start)
+            with pytest.raises(RequestError) as busy:
+                await rig.client.profile(start)
+            assert busy.value.status == 409
+            rig.channel.deliver(list(answer))
+            return await asking
+
+        assert await ask(True, Profiled("/t/x.json")) == "/t/x.json"
+        with pytest.raises(RequestError) as refused:
+            await ask(True, Profiled("", "a profile is being taken"))
+        assert refused.value.status == 400
+        with pytest.raises(RequestError) as dead:
+            await ask(False, EngineDead("out of memory"))
+        assert dead.value.status == 503
+        await rig.client.close()
 
     run(scenario)

@@ -9,6 +9,7 @@ import pytest
 from xllm.assembly.observer import RequestObserver
 from xllm.core.messages.server import Failure, OutputBatch, Started
 from xllm.core.observability.metrics import ServerMetrics
+from xllm.core.observability.tracing import CALLER, Caller, RequestTimes
 from xllm.core.request.finish import FinishReason
 from xllm.core.request.request import Request
 from xllm.core.request.sampling import SamplingParams
@@ -155,3 +156,21 @@ def test_the_line_of_a_request_names_it_and_holds_no_text(
     assert set(fields) == {
         *("request_id", "prompt_tokens", "generation_tokens", "finish_reason", "seconds"),
     }
+
+
+def test_the_times_of_a_request_are_told_once_it_has_ended(metrics: ServerMetrics) -> None:
+    told: list[RequestTimes] = []
+    observer = RequestObserver(metrics, on_end=told.append)
+    token = CALLER.set(Caller("/v1/completions", {}))
+    observer.submitted([request(1, n=2)])
+    CALLER.reset(token)
+    started = [Started(1, 0, 0, 0.25), Started(1, 1, 0, 9.0)]
+    observer.delivered(batch((1, 0, 2, NONE), (1, 1, 1, STOP), started=started))
+    assert told == []
+    observer.delivered(batch((1, 0, 1, LENGTH)))
+    (times,) = told
+    assert times.caller == Caller("/v1/completions", {})
+    assert times.scheduled == pytest.approx(times.arrival + 0.25)
+    assert times.arrival <= times.first_token <= times.end
+    assert (times.prompt_tokens, times.output_tokens, times.finish_reason) == (3, 4, "length")
+    assert times.attributes["gen_ai.request.choice.count"] == 2

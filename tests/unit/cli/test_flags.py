@@ -19,7 +19,8 @@ OPTIONS = {
     "shutdown_timeout "
     "max_body_bytes max_n max_prompts max_logprobs max_beam_width max_stop max_logit_bias "
     "max_bad_words request_timeout tool_call_parser reasoning_parser enable_auto_tool_choice",
-    "observability": "log_level log_format log_requests log_stats_interval compat_metrics",
+    "observability": "log_level log_format log_requests log_stats_interval compat_metrics "
+    "otlp_traces_endpoint profiler_dir",
 }
 
 

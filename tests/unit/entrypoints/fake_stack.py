@@ -45,6 +45,9 @@ class FakeStack:
     def metrics_page(self) -> bytes:
         return b"# metrics\n"
 
+    async def profile(self, start: bool) -> str:
+        return "/traces/x.json"
+
     def reset_prefix_cache(self) -> None:
         self.resets += 1
 

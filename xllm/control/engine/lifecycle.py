@@ -18,6 +18,7 @@ from xllm.core.messages.engine import (
     Drain,
     Hello,
     LoadAdapter,
+    Profile,
     ResetPrefixCache,
     ToEngine,
     UnloadAdapter,
@@ -28,6 +29,7 @@ from xllm.core.messages.server import (
     EngineStats,
     Failure,
     OutputBatch,
+    Profiled,
     ToServer,
 )
 from xllm.core.messages.worker import StepPlan
@@ -176,12 +178,24 @@ class EngineLoopBase(abc.ABC):
                 self._outbox.send(self._ready)
             case Drain(timeout_seconds):
                 self._drain_deadline = time.monotonic() + timeout_seconds
+            case Profile(start):
+                self._outbox.send(self._profile(start))
             case ResetPrefixCache():
                 self._scheduler.reset_prefix_cache()
             case LoadAdapter(name, folder):
                 self._outbox.send(self.load_adapter(name, folder))
             case UnloadAdapter(adapter):
                 self.unload_adapter(adapter)
+
+    def _profile(self, start: bool) -> Profiled:
+        try:
+            path = self._worker.start_profile() if start else self._worker.stop_profile()
+        except ValueError as error:
+            return Profiled("", str(error))
+        except Exception as error:
+            logger.exception("profiling failed")
+            return Profiled("", f"profiling failed: {type(error).__name__}")
+        return Profiled(path)
 
     # --- for the two loops -------------------------------------------------------------------
 

@@ -60,6 +60,22 @@ class WorkerPort(Protocol):
         """How steps ran. Costs no wait for the device."""
         ...
 
+    def start_profile(self) -> str:
+        """Begin to record what the device does; the path of the trace to come.
+
+        Raises:
+            ValueError: it cannot be recorded.
+        """
+        ...
+
+    def stop_profile(self) -> str:
+        """Write the trace; its path. Blocks.
+
+        Raises:
+            ValueError: nothing was recorded.
+        """
+        ...
+
     def close(self) -> None:
         """Give back device and memory. Further calls do nothing."""
         ...

@@ -29,5 +29,14 @@ class ObservabilityConfig:
         None, "Export the metrics under another engine's names too.", choices=("vllm",)
     )
 
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "URL of an OTLP/HTTP collector that gets a trace of each request, such as "
+        "http://localhost:4318/v1/traces.",
+    )
+    profiler_dir: str | None = option(
+        None, "Folder for the traces of /start_profile, which needs --enable-admin too."
+    )
+
     def __post_init__(self) -> None:
         check_bounds(self)

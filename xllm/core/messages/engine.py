@@ -52,6 +52,19 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
     adapter: int
 
 
+class Profile(msgspec.Struct, frozen=True, tag="profile"):
+    """Start or stop recording what the device does; answered with ``Profiled``."""
+
+    start: bool
+
+
 ToEngine = (
-    AddRequests | AbortRequests | Hello | Drain | ResetPrefixCache | LoadAdapter | UnloadAdapter
+    AddRequests
+    | AbortRequests
+    | Hello
+    | Drain
+    | ResetPrefixCache
+    | LoadAdapter
+    | UnloadAdapter
+    | Profile
 )

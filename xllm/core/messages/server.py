@@ -107,6 +107,13 @@ class AdapterLoaded(msgspec.Struct, frozen=True, tag="adapter"):
     error: str | None = None
 
 
+class Profiled(msgspec.Struct, frozen=True, tag="profiled"):
+    """The trace that a profile began or ended with, or why it did not."""
+
+    path: str
+    error: str | None = None
+
+
 class EngineProgress(msgspec.Struct, frozen=True, tag="progress"):
     """Start-up progress for people: a phase name and 0..1, or -1 when unknown."""
 
@@ -120,4 +127,6 @@ class EngineDead(msgspec.Struct, frozen=True, tag="dead"):
     message: str
 
 
-ToServer = OutputBatch | EngineStats | EngineReady | EngineProgress | EngineDead | AdapterLoaded
+ToServer = (
+    OutputBatch | EngineStats | EngineReady | EngineProgress | EngineDead | AdapterLoaded | Profiled
+)

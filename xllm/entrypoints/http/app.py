@@ -10,6 +10,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from xllm.core.config import ServerConfig
 from xllm.core.utils.registry import Registry
 from xllm.entrypoints.http.activity import Activity, ActivityMiddleware
+from xllm.entrypoints.http.caller import CallerMiddleware
 from xllm.entrypoints.http.errors import ErrorBoundary, install_handlers
 from xllm.entrypoints.http.security import ApiKeys, cors_options, require_key
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 ROUTES = Registry("xllm.entrypoints.http.routes", "route")
 
 
-def create_app(stack: ServingStack, config: ServerConfig, activity: Activity) -> FastAPI:
+def create_app(
+    stack: ServingStack, config: ServerConfig, activity: Activity, *, traced: bool = False
+) -> FastAPI:
     """Build the application.
 
     A route module has a ``router`` and, when it belongs to administration, ``ADMIN = True``: such
@@ -30,6 +33,7 @@ def create_app(stack: ServingStack, config: ServerConfig, activity: Activity) ->
         stack: what answers; it may still be loading.
         config: keys, origins and limits.
         activity: counts the requests being answered.
+        traced: whether requests note their caller for traces.
     """
     # Bodies are decoded by us (a broken one is 400, not 422), so there is no generated schema.
     app = FastAPI(openapi_url=None, redirect_slashes=False, root_path=config.root_path)
@@ -49,6 +53,8 @@ def create_app(stack: ServingStack, config: ServerConfig, activity: Activity) ->
     install_handlers(app)
     # The last one added is the outermost.
     app.add_middleware(ErrorBoundary)
+    if traced:
+        app.add_middleware(CallerMiddleware)
     if config.allowed_origins:
         app.add_middleware(CORSMiddleware, **cors_options(config.allowed_origins))
     app.add_middleware(ActivityMiddleware, activity=activity)

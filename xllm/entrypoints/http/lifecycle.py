@@ -92,7 +92,9 @@ class _Server:
             loop.add_signal_handler(number, self._on_signal, number)
         self._report.banner(self._config)
         self._warn_if_open()
-        web = WebServer(create_app(self._stack, self._config.server, self._activity))
+        traced = self._config.observability.otlp_traces_endpoint is not None
+        app = create_app(self._stack, self._config.server, self._activity, traced=traced)
+        web = WebServer(app)
         serving = asyncio.create_task(web.serve(sockets=[self._listener]))
         try:
             return await self._live()

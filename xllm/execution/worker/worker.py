@@ -23,6 +23,7 @@ from xllm.execution.worker.graph_step import GraphStep
 from xllm.execution.worker.idle import IdleMeter
 from xllm.execution.worker.input_builder import InputBuilder, StepInputs
 from xllm.execution.worker.pending import PendingResult
+from xllm.execution.worker.profiling import StepProfiler
 from xllm.execution.worker.prompt_logprobs import PromptScorer
 from xllm.execution.worker.rows import Rows
 from xllm.hardware.platforms import CaptureError, Platform
@@ -72,6 +73,7 @@ class Worker:
         self._idle = IdleMeter(self._device)
         self._num_steps = 0
         self._last_decode: PendingResult | None = None
+        self._profiler = StepProfiler(config.observability.profiler_dir)
         # Rows whose request does not fit the model, with the reason: they fail when they sample.
         self._refused: dict[int, str] = {}
 
@@ -121,6 +123,14 @@ class Worker:
     def close(self) -> None:
         """Give back device and memory. Further calls do nothing."""
         self._started = None
+
+    def start_profile(self) -> str:
+        """Begin a profile; see ``StepProfiler``."""
+        return str(self._profiler.start())
+
+    def stop_profile(self) -> str:
+        """End a profile; see ``StepProfiler``."""
+        return str(self._profiler.stop())
 
     @torch.inference_mode()
     def load_adapter(self, adapter: int, folder: str) -> None:
@@ -235,6 +245,7 @@ class Worker:
         self._num_steps += plan.step_id != WARMUP_STEP
         last, self._last_decode = self._last_decode, None
         self._idle.note_end(None if last is None else last.end)
+        self._profiler.step()
         self._update_rows(started, plan)
         # Captured graphs hold the plain model: a step with adapters runs eagerly.
         adapted = started.adapters is not None and started.adapters.select(plan)
