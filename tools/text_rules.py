@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 import subprocess
 import sys
@@ -19,12 +20,20 @@ RULES = [
 ]  # fmt: skip
 
 
+def files_of(pattern: str) -> list[str]:
+    """Paths of the working tree, ignored files left out."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", pattern]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
 def main() -> int:
     """Print each breach as ``path:line: why``; returns the exit code."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "xllm/*.py"]
-    files = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     breaches = 0
-    for path in files:
+    names = collections.Counter(path.rpartition("/")[2] for path in files_of("tests/*test_*.py"))
+    for name in [name for name, count in names.items() if count > 1]:
+        print(f"{name}: test modules need distinct names, they are imported by name alone")
+        breaches += 1
+    for path in files_of("xllm/*.py"):
         with open(path, encoding="utf-8") as source:
             lines = source.read().splitlines()
         for pattern, why, allowed in RULES:
