@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 
@@ -14,9 +13,8 @@ from xllm.core.request.request import Request
 from xllm.entrypoints.http.activity import Activity
 from xllm.entrypoints.http.app import create_app
 from xllm.entrypoints.http.lifecycle import WebServer, bind
+from xllm.frontend.parsers.answer import AnswerFormats
 from xllm.frontend.parsers.catalogue import reasoning_format, tool_format
-from xllm.frontend.parsers.message import TextParser
-from xllm.frontend.parsers.sink import Sink
 
 KEY = "sk-test"
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": [2]}}</tool_call>'
@@ -58,24 +56,17 @@ class ScriptedClient(FakeEngineClient):
 
 @contextlib.asynccontextmanager
 async def serving(text: str, **config) -> AsyncIterator[SimpleNamespace]:
-    """A server whose model says ``text``: its ``url`` and its ``engine``."""
+    """A server whose model says ``text``: its ``url`` and its ``engine``.
+
+    The model thinks as Qwen 3 does and calls as Hermes does.
+    """
     client = ScriptedClient(text)
     stack = Stack(client, max_model_len=2048)
     client.encode = stack.ids
     client.decode = lambda ids: stack.tokenizer.decode(ids, skip_special_tokens=False)
-    made = stack.factory.from_chat
-
-    def with_parser(body):
-        names = [tool["function"]["name"] for tool in body.tools or []]
-        parser = lambda: TextParser(  # noqa: E731
-            Sink("call_{}".format),
-            {name: {} for name in names},
-            tool_format=tool_format("hermes", "", "") if names else None,
-            reasoning_format=reasoning_format("qwen3", "", ""),
-        )
-        return dataclasses.replace(made(body), new_parser=parser)
-
-    stack.factory.from_chat = with_parser
+    stack.factory.formats = AnswerFormats(
+        stack.tokenizer, tool_format("hermes", "", ""), reasoning_format("qwen3", "", "")
+    )
     server_config = ServerConfig(port=0, api_key=[KEY], **config)
     served = SimpleNamespace(services=stack)
     app = create_app(served, server_config, Activity())

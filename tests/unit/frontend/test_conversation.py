@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import msgspec
+import pytest
 
 from tests.fakes.engine_client import row
 from tests.fakes.services import LENGTH, STOP, Stack, collect, run
+from xllm.core.request.finish import FinishReason
 from xllm.frontend.parsers import Parsed, ToolCallDelta
+
+NONE = FinishReason.NONE
 
 
 class CommaParser:
@@ -82,3 +86,29 @@ def test_a_parser_sorts_the_text_of_a_stream():
         "tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": function}],
     }
     assert last["finish_reason"] == "tool_calls"
+
+
+class BrokenParser(CommaParser):
+    def feed(self, text: str) -> Parsed:
+        raise LookupError("a fault in the parser")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_parser_that_raises_fails_its_own_request_alone(stream):
+    async def scenario():
+        stack = Stack()
+        made = stack.factory.from_chat
+        stack.factory.from_chat = lambda b: dataclasses.replace(made(b), new_parser=BrokenParser)
+        task = stack.start("chat", stream=stream)
+        handle = await stack.request()
+        stack.client.deliver(row(handle, stack.ids("text"), NONE if stream else STOP))
+        with pytest.raises(LookupError):
+            await collect(await task)
+        assert stack.dispatcher.num_open == 0
+        assert [a[0] for a in stack.client.aborted] == ([handle] if stream else [])
+        stack.factory.from_chat = made
+        task = stack.start("chat")
+        stack.client.deliver(row(await stack.request(1), stack.ids("fine"), STOP))
+        return await task
+
+    assert run(scenario()).choices[0].message.content == "fine"

@@ -41,7 +41,7 @@ def body(**fields) -> ChatCompletionRequest:
 
 def stack(tools="hermes", reasoning="none", tokenizer=None) -> Stack:
     made = Stack()
-    made.factory._formats = AnswerFormats(
+    made.factory.formats = AnswerFormats(
         tokenizer or made.tokenizer,
         tool_format(tools, "", ""),
         reasoning_format(reasoning, "", ""),
@@ -231,7 +231,7 @@ def test_tags_that_are_special_tokens_are_read_by_their_id():
     spelled = type(form)(
         opens=("<bos>",), body=type(form.body)(close="<end>"), template=(), model_types=()
     )
-    made.factory._formats = AnswerFormats(made.tokenizer, spelled, None)
+    made.factory.formats = AnswerFormats(made.tokenizer, spelled, None)
     letters = [made.tokenizer.encode(c)[0] for c in "<bos>"]
     call = made.ids('{"name":"add","arguments":{"a":1}}')
     answer = run(play(made, ["Not ", letters, [0], call, [2], letters], tools=[ADD]))

@@ -80,6 +80,7 @@ class RequestFactory:
         served: finds the adapter that a body's ``model`` names; None where there are no names.
 
     Attributes:
+        formats: as given.
         grammars: what compiles the grammars of prepared requests, to be asked before they are sent.
     """
 
@@ -100,7 +101,7 @@ class RequestFactory:
         self.limits = limits
         self.defaults = defaults or SamplingDefaults()
         self._chat_template = chat_template
-        self._formats = formats or AnswerFormats(tokenizer)
+        self.formats = formats or AnswerFormats(tokenizer)
         self._eos_token_ids = tuple(i for i in eos_token_ids if i < limits.vocab_size)
         self.grammars = GrammarCheck(GrammarCache(self._grammar_compiler))
         self._handles = itertools.count(1)
@@ -114,7 +115,7 @@ class RequestFactory:
             tools = tool_use(body)
             text = self.render(body, tools)
             ids = self.encode("messages", [text], body.add_special_tokens is True)[0]
-            thinking = self._formats.thinking(text, prefill_of(body))
+            thinking = self.formats.thinking(text, prefill_of(body))
             form = self._form(body, tools, thinking)
             prepared = self._make("messages", ids, params, body, text, form)
             expected = Expected(
@@ -240,7 +241,7 @@ class RequestFactory:
         self, body: ChatCompletionRequest, tools: ToolUse, thinking: bool | None
     ) -> Form | None:
         """The grammar of the answer, which begins where the thoughts end."""
-        tag = self._formats.end_of_thoughts(thinking)
+        tag = self.formats.end_of_thoughts(thinking)
         token_id = self.tokenizer.token_id(tag) if tag else None
         after_ids = () if token_id is None else (token_id,)
         after_text = tag if token_id is None else ""
@@ -256,11 +257,11 @@ class RequestFactory:
         return Form(params, asked.field)
 
     def _with_parser(self, prepared: PreparedRequest, expected: Expected) -> PreparedRequest:
-        new_parser = self._formats.parser(expected)
+        new_parser = self.formats.parser(expected)
         if new_parser is None:
             return prepared
         skip = prepared.request.params.skip_special_tokens
-        table = self._formats.token_table(skip)
+        table = self.formats.token_table(skip)
         return dataclasses.replace(prepared, new_parser=new_parser, token_table=table)
 
     def _grammar_compiler(self) -> GrammarCompiler:
