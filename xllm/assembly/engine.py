@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
+from xllm.assembly.resolve import fit_to_model
 from xllm.control.engine import EngineLoop, Inbox, Outbox, OverlapEngineLoop
 from xllm.control.scheduler import Scheduler, build_scheduler
 from xllm.control.scheduler.build import cache_demand
@@ -65,13 +66,15 @@ def build_engine(
     timer = PhaseTimer(on_progress)
     timer("import libraries")
     # Imported here: a server process assembles clients without ever loading torch.
-    from xllm.execution.worker import Worker
+    from xllm.execution.worker import PoolingWorker, Worker
 
-    worker = Worker(config, files, timer)
+    config = fit_to_model(config, files)
+    worker = (Worker if files.pooling is None else PoolingWorker)(config, files, timer)
     info = worker.start()
     timer.finish()
     scheduler = build_scheduler(config.scheduler, config.cache, info)
-    ready = _describe(config, info, timer.seconds)
+    task = "generate" if files.pooling is None else files.pooling.task
+    ready = _describe(config, info, timer.seconds, task)
     overlap = config.scheduler.async_scheduling
     if overlap is None:
         overlap = info.async_device
@@ -80,15 +83,18 @@ def build_engine(
     return Engine(loop, scheduler, worker, ready)
 
 
-def _describe(config: XllmConfig, info: WorkerInfo, phases: dict[str, float]) -> EngineReady:
+def _describe(
+    config: XllmConfig, info: WorkerInfo, phases: dict[str, float], task: str
+) -> EngineReady:
     demand = cache_demand(config.scheduler, info.max_model_len)
     return EngineReady(
         model=config.model.api_name,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
-        num_kv_tokens=min(map(_num_tokens, _limiting_groups(info))),
+        num_kv_tokens=min(map(_num_tokens, _limiting_groups(info)), default=0),
         max_concurrency=max_concurrency(info.cache_groups, demand),
         phases=phases,
+        task=task,
     )
 
 

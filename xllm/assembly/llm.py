@@ -27,6 +27,7 @@ from xllm.frontend.services import (
     MessageService,
     ModelService,
     OutputDispatcher,
+    PoolingService,
     RenderService,
     TokenizeService,
 )
@@ -43,6 +44,7 @@ class Services:
     render: RenderService
     messages: MessageService
     adapters: AdapterService
+    pooling: PoolingService
     factory: RequestFactory
     dispatcher: OutputDispatcher
 
@@ -189,6 +191,7 @@ class ServingStack:
             render=render,
             messages=MessageService(conversations, render),
             adapters=AdapterService(client, served),
+            pooling=PoolingService(text.pooling_factory(self._config, ready), dispatcher, served),
             factory=factory,
             dispatcher=dispatcher,
         )

@@ -91,6 +91,8 @@ class RequestObserver:
             self._started(started.handle, started.choice, started.queue_seconds)
         if len(batch.token_ids):
             self._observe_tokens(batch)
+        if batch.pooled is not None:
+            self._metrics.requests_pooled.add(len(batch.pooled.handles))
         for index in np.flatnonzero(batch.finish).tolist():
             reason = FinishReason(int(batch.finish[index])).openai or "error"
             self.ended(int(batch.handles[index]), int(batch.choices[index]), reason)

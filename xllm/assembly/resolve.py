@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from xllm.control.scheduler.policies import POLICIES
@@ -10,6 +11,7 @@ from xllm.core.config import XllmConfig
 from xllm.core.config.files import ModelFiles
 from xllm.core.messages.server import EngineProgress
 from xllm.modeling.attention_backends import BACKENDS
+from xllm.modeling.models.config import resolve_max_model_len, text_config
 from xllm.modeling.weights.source import resolve_model
 
 
@@ -29,6 +31,34 @@ def resolve_files(config: XllmConfig, on_progress: Callable[[EngineProgress], No
         return resolve_model(config.model, on_bytes)
     except RuntimeError as error:  # a download failed; what to do about it is in the message
         raise ValueError(str(error)) from error
+
+
+def fit_to_model(config: XllmConfig, files: ModelFiles) -> XllmConfig:
+    """The configuration that serves this model: prompts that must be computed whole fit one step.
+
+    Raises:
+        ValueError: more context was asked for than the model allows.
+    """
+    spec = files.pooling
+    if spec is None:
+        return config
+    model = config.model
+    asked = model.max_model_len
+    allowed = resolve_max_model_len(text_config(files.config), asked)
+    max_len = allowed if asked or spec.max_len is None else min(allowed, spec.max_len)
+    scheduler, cache = config.scheduler, config.cache
+    if spec.whole_prompts:
+        budget = max(scheduler.max_num_batched_tokens, max_len)
+        scheduler = dataclasses.replace(
+            scheduler, max_num_batched_tokens=budget, enable_chunked_prefill=False
+        )
+        cache = dataclasses.replace(cache, enable_prefix_caching=False)
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(model, max_model_len=max_len),
+        scheduler=scheduler,
+        cache=cache,
+    )
 
 
 def _check_names(config: XllmConfig) -> None:

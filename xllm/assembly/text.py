@@ -5,9 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 from xllm.core.config import XllmConfig
-from xllm.core.config.files import ModelFiles
+from xllm.core.config.files import ModelFiles, PoolingSpec
 from xllm.core.messages.server import EngineReady
-from xllm.frontend.intake import Limits, RequestFactory, SamplingDefaults, end_token_ids
+from xllm.frontend.intake import (
+    Limits,
+    PoolingFactory,
+    RequestFactory,
+    SamplingDefaults,
+    end_token_ids,
+)
 from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.output import OutputProcessor
 from xllm.frontend.parsers.answer import AnswerFormats
@@ -24,6 +30,7 @@ class ModelText:
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
     formats: AnswerFormats
+    pooling: PoolingSpec | None = None
 
     def request_factory(
         self, config: XllmConfig, ready: EngineReady, served: ServedModels | None = None
@@ -38,7 +45,15 @@ class ModelText:
             seed=config.model.seed,
             formats=self.formats,
             served=served,
+            task="generate" if self.pooling is None else self.pooling.task,
         )
+
+    def pooling_factory(self, config: XllmConfig, ready: EngineReady) -> PoolingFactory | None:
+        """Intake of a model that pools; None for one that generates text."""
+        if self.pooling is None:
+            return None
+        limits = Limits.from_config(config.server, ready.max_model_len, ready.vocab_size)
+        return PoolingFactory(self.tokenizer, limits, self.pooling)
 
     def output_processor(self) -> OutputProcessor:
         """Engine outputs to text."""
@@ -64,4 +79,5 @@ def load_text(config: XllmConfig, files: ModelFiles) -> ModelText:
         end_token_ids(files, tokenizer),
         SamplingDefaults.from_generation_config(files.generation_config if with_defaults else {}),
         AnswerFormats(tokenizer, tools, reasoning),
+        files.pooling,
     )

@@ -21,7 +21,15 @@ from xllm.core.messages.server import EngineProgress, EngineStats
 from xllm.core.request.sampling import SamplingParams
 from xllm.entrypoints.beam import BeamSearchOutput, BeamSearchParams, search_all
 from xllm.entrypoints.outputs import Collector, RequestOutput, plain_error
+from xllm.entrypoints.pooled import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    OfflinePooling,
+    PooledOutput,
+    ScoreOutput,
+)
 from xllm.frontend.intake import PreparedRequest, RequestFactory
+from xllm.frontend.output import AnswerState
 from xllm.frontend.protocol.chat import ChatCompletionRequest
 from xllm.frontend.protocol.errors import RequestError
 
@@ -73,6 +81,7 @@ class LLM:
             for name, folder in config.lora.modules.items()
         }
         self._processor = text.output_processor()
+        self._pooling = OfflinePooling(text.pooling_factory(config, ready), self._pool)
         self._default_params = text.defaults
         self.max_model_len = ready.max_model_len
         self.vocab_size = ready.vocab_size
@@ -198,14 +207,74 @@ class LLM:
         text = self._factory.render(body)
         return text, self._factory.encode("messages", [text], False)[0]
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PooledOutput[EmbeddingOutput]]:
+        """One embedding per prompt: ``output.outputs.embedding``.
+
+        Args:
+            dimensions: cut embeddings to this size, where the model's are made for it.
+            truncate_prompt_tokens: keep only that many tokens of a longer prompt, -1 as many as the
+                context holds; by default longer prompts are refused.
+
+        Raises:
+            ValueError: the model does not embed, or a prompt cannot be served.
+            RuntimeError: a prompt failed while it ran.
+        """
+        return self._pooling.embed(prompts, dimensions, truncate_prompt_tokens, use_tqdm)
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PooledOutput[ClassificationOutput]]:
+        """The label of each prompt and the scores of all: ``output.outputs.label``, ``.probs``."""
+        return self._pooling.classify(prompts, truncate_prompt_tokens, use_tqdm)
+
+    def score(
+        self,
+        first: str | Sequence[str],
+        second: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PooledOutput[ScoreOutput]]:
+        """How well texts fit, one to one or one to many: ``output.outputs.score``.
+
+        A model with one label scores each pair; the score of embeddings is their cosine.
+        """
+        return self._pooling.score(first, second, truncate_prompt_tokens, use_tqdm)
+
     def _run(self, prepared: Sequence[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
         collector = Collector(self._factory.tokenizer.decode)
         answers = [
             collector.open(each, self._processor.add(each.request, keep_entries=True))
             for each in prepared
         ]
-        self._engine.add([each.request for each in prepared])
-        bar = _progress_bar(len(prepared)) if use_tqdm else None
+        self._drive(answers, use_tqdm, collector)
+        return [collector.close(answer) for answer in answers]
+
+    def _pool(self, prepared: Sequence[PreparedRequest], use_tqdm: bool) -> list[AnswerState]:
+        answers = [self._processor.add(each.request) for each in prepared]
+        self._drive(answers, use_tqdm)
+        for answer in answers:
+            if answer.error is not None:
+                raise plain_error(answer.error)
+        return answers
+
+    def _drive(
+        self, answers: Sequence[AnswerState], use_tqdm: bool, collector: Collector | None = None
+    ) -> None:
+        """Run requests to their end; ``collector`` reads what they bring on the way."""
+        self._engine.add([answer.request for answer in answers])
+        bar = _progress_bar(len(answers)) if use_tqdm else None
         try:
             while self._engine.has_work or any(not answer.finished for answer in answers):
                 self._step(collector, bar)
@@ -217,9 +286,8 @@ class LLM:
         finally:
             if bar is not None:
                 bar.close()
-        return [collector.close(answer) for answer in answers]
 
-    def _step(self, collector: Collector, bar: Any) -> None:
+    def _step(self, collector: Collector | None, bar: Any) -> None:
         for batch in self._engine.step():
             done = self._processor.process(batch)
             if done.stopped:
@@ -228,10 +296,12 @@ class LLM:
             if done.failed:
                 self._engine.abort(done.failed, [-1] * len(done.failed))
             for answer in done.touched:
-                collector.read(answer)
+                if collector is not None:
+                    collector.read(answer)
                 if bar is not None and answer.finished:
                     bar.update()
-                    bar.set_postfix_str(collector.speed(bar.format_dict["elapsed"]))
+                    if collector is not None:
+                        bar.set_postfix_str(collector.speed(bar.format_dict["elapsed"]))
 
 
 class AsyncLLM:

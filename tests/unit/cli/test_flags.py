@@ -8,7 +8,7 @@ from xllm.core.config.flags import add_flags, config_from, make_config, options
 
 # A new option is a decision: add it here on purpose.
 OPTIONS = {
-    "model": "model served_model_name tokenizer revision dtype quantization load_format "
+    "model": "model served_model_name task tokenizer revision dtype quantization load_format "
     "max_model_len chat_template generation_config seed",
     "lora": "enable_lora lora_modules max_loras max_lora_rank",
     "cache": "block_size max_memory_utilization max_cache_size num_kv_tokens enable_prefix_caching",

@@ -33,7 +33,8 @@ class Committer:
         self._publish(step, sampled)
         if step.num_decodes < step.rows.size:
             self._outputs.add_prompt_logprobs(result.prompt_logprobs)
-            self._end_prompts(step)
+            self._outputs.add_pooled(result.pooled)
+            self._end_prompts(step, FinishReason.STOP if result.pooled else FinishReason.LENGTH)
         finish, stops = self._ends(sampled)
         batch = self._outputs.build(sampled, finish, stops, result.logprobs)
         if finish is not None:
@@ -104,8 +105,8 @@ class Committer:
             rows, ends = rows[live], ends[live]
         self._state.blocks.retire(rows, ends, table.token_ids)
 
-    def _end_prompts(self, step: StepInFlight) -> None:
-        """Rows whose prompt is computed now: let siblings in; a scoring request is over."""
+    def _end_prompts(self, step: StepInFlight, reason: FinishReason) -> None:
+        """Rows whose prompt is computed now: let siblings in; a request for no token is over."""
         state = self._state
         rows = step.rows[step.num_decodes :].tolist()
         for row, end in zip(rows, step.ends[step.num_decodes :].tolist(), strict=True):
@@ -119,8 +120,7 @@ class Committer:
                     if sibling is not sequence:
                         state.queue.push(sibling)
             if end >= sequence.max_total:
-                ended = (sequence.handle, sequence.choice, FinishReason.LENGTH)
-                state.notices.ended.append(ended)
+                state.notices.ended.append((sequence.handle, sequence.choice, reason))
                 state.finish(sequence)
 
     def _ends(self, sampled: Sampled) -> tuple[Int8Array | None, Int32Array | None]:

@@ -8,8 +8,13 @@ import numpy as np
 
 from xllm.control.scheduler.state import Notices, SchedulerState
 from xllm.control.scheduler.table import Rows
-from xllm.core.messages.server import LogprobColumns, OutputBatch, PromptLogprobs
-from xllm.core.messages.worker import RowPromptLogprobs, SampledLogprobs
+from xllm.core.messages.server import (
+    LogprobColumns,
+    OutputBatch,
+    PooledColumns,
+    PromptLogprobs,
+)
+from xllm.core.messages.worker import PooledRows, RowPromptLogprobs, SampledLogprobs
 from xllm.core.utils.arrays import BoolArray, Int8Array, Int32Array
 
 
@@ -34,6 +39,7 @@ class OutputBuilder:
         self._no_finish = np.zeros(num_rows, np.int8)
         self._no_stop = np.full(num_rows, -1, np.int32)
         self._prompt_logprobs: list[PromptLogprobs] = []
+        self._pooled: PooledColumns | None = None
 
     def add_prompt_logprobs(self, entries: list[RowPromptLogprobs]) -> None:
         """Keep what was not sent yet: a prompt computed again brings its logprobs again."""
@@ -55,6 +61,16 @@ class OutputBuilder:
                         entry.ranks[skip:],
                     )
                 )
+
+    def add_pooled(self, pooled: PooledRows | None) -> None:
+        """Keep the vectors of rows that are still live; their handles are known only now."""
+        if pooled is None:
+            return
+        live = self._state.table.live[pooled.rows]
+        rows, values = pooled.rows, pooled.values
+        if np.count_nonzero(live) < rows.size:
+            rows, values = rows[live], values[live]
+        self._pooled = PooledColumns(self._state.table.handles[rows], values)
 
     def build(
         self,
@@ -93,6 +109,7 @@ class OutputBuilder:
     def _with_notices(self, batch: OutputBatch) -> OutputBatch:
         notices, self._state.notices = self._state.notices, Notices()
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
+        pooled, self._pooled = self._pooled, None
         ended = notices.ended
         zeros = np.zeros(len(ended), np.int32)
         return OutputBatch(
@@ -106,6 +123,7 @@ class OutputBuilder:
             prompt_logprobs,
             notices.started,
             notices.failures,
+            pooled,
         )
 
 

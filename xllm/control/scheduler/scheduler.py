@@ -264,6 +264,7 @@ class Scheduler:
         table = self._state.table
         rows = np.array([sequence.row for sequence in draft.started], np.int32)
         num_tokens = table.num_seen[rows]
+        seconds = [sequence.state.request.second_start for sequence in draft.started]
         return NewRows(
             rows=rows,
             num_tokens=num_tokens,
@@ -276,6 +277,7 @@ class Scheduler:
             ),
             sampling=[sequence.sampling() for sequence in draft.started],
             adapters=_adapters(draft.started),
+            second_starts=np.array(seconds, np.int32) if any(seconds) else None,
         )
 
     # --- facts -------------------------------------------------------------------------------

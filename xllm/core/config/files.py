@@ -7,6 +7,25 @@ from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PoolingSpec:
+    """How a model that answers with vectors makes one of a prompt.
+
+    Built by ``modeling.weights.pooling``. The worker computes the raw vector, the frontend what
+    comes after it: dimensions, norm, activation, labels.
+    """
+
+    task: str  # "embed" or "classify"
+    method: str  # "cls" (first token), "last" or "mean"
+    whole_prompts: bool  # a prompt is computed in one step, and nothing of it found in a cache
+    size: int  # numbers in a vector
+    max_len: int | None = None  # tokens that the model was trained on, if it says so
+    normalize: bool = False  # embed: to length 1
+    dimensions: tuple[int, ...] | None = None  # embed: sizes to cut to; () any, None unsupported
+    labels: tuple[str, ...] = ()  # classify: one per output
+    activation: str = "identity"  # classify: "softmax", "sigmoid" or "identity"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFiles:
     """Where a model's parts lie and what they say about it.
 
@@ -24,6 +43,7 @@ class ModelFiles:
     generation_config: dict[str, Any] = dataclasses.field(default_factory=dict)
     chat_template: str | None = None  # Jinja source
     vocab_size: int | None = None  # token ids the tokenizer knows; None without a tokenizer
+    pooling: PoolingSpec | None = None  # None: the model generates text
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -19,6 +19,12 @@ class ModelConfig:
     served_model_name: str | None = option(
         None, "Name that the API shows and accepts; by default the model argument."
     )
+    task: str = option(
+        "auto",
+        "What the model is served for: embed and classify answer with vectors; auto takes what its "
+        "files say.",
+        choices=("auto", "generate", "embed", "classify"),
+    )
     tokenizer: str | None = option(
         None, "Folder or id of the tokenizer when it is not beside the weights."
     )

@@ -32,6 +32,13 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
     ranks: Int32Array  # (P,)
 
 
+class PooledColumns(msgspec.Struct, frozen=True, array_like=True):
+    """The raw vectors of requests that a pooling model answered with this step."""
+
+    handles: Int64Array  # (R,)
+    values: Float32Array  # (R, D)
+
+
 class Started(msgspec.Struct, frozen=True, array_like=True):
     """Facts known once a sequence was first scheduled."""
 
@@ -56,7 +63,7 @@ class OutputBatch(msgspec.Struct, frozen=True, tag="out"):
 
     Its tokens are the next ``counts[i]`` of the flat ``token_ids``; ``finish[i]`` is a
     ``FinishReason``; ``stop_tokens[i]`` is the stop token id that ended it, or -1. A stop token is
-    part of ``token_ids``. An entry may finish without a token (abort, scoring).
+    part of ``token_ids``. An entry may finish without a token (abort, scoring, pooling).
     """
 
     handles: Int64Array
@@ -69,6 +76,7 @@ class OutputBatch(msgspec.Struct, frozen=True, tag="out"):
     prompt_logprobs: list[PromptLogprobs] = []
     started: list[Started] = []
     failures: list[Failure] = []
+    pooled: PooledColumns | None = None
 
 
 class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
@@ -97,6 +105,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     num_kv_tokens: int
     max_concurrency: float  # sequences of max_model_len that fit at once
     phases: dict[str, float] = {}  # start-up phase -> seconds
+    task: str = "generate"  # or "embed", "classify"
 
 
 class AdapterLoaded(msgspec.Struct, frozen=True, tag="adapter"):

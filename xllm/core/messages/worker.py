@@ -34,6 +34,7 @@ class NewRows(msgspec.Struct, frozen=True, array_like=True):
     token_ids: Int32Array  # (sum(num_tokens),)
     sampling: list[RowSampling]
     adapters: Int32Array | None = None  # (N,) 0 is the plain model; None: no row has one
+    second_starts: Int32Array | None = None  # (N,) ``Request.second_start``; None: all are 0
 
 
 class AppendedBlocks(msgspec.Struct, frozen=True, array_like=True):
@@ -115,6 +116,13 @@ class RowPromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
     ranks: Int32Array  # (P,)
 
 
+class PooledRows(msgspec.Struct, frozen=True, array_like=True):
+    """Vectors of the rows whose prompt this step completed, from a model that pools."""
+
+    rows: Int32Array  # (R,)
+    values: Float32Array  # (R, D)
+
+
 class StepResult(msgspec.Struct, frozen=True, tag="result"):
     """Sampled tokens, in the order of the plan's rows with ``samples`` set.
 
@@ -127,3 +135,4 @@ class StepResult(msgspec.Struct, frozen=True, tag="result"):
     logprobs: SampledLogprobs | None = None
     prompt_logprobs: list[RowPromptLogprobs] = []
     failed: dict[int, str] = {}
+    pooled: PooledRows | None = None

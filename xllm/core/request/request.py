@@ -39,3 +39,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     adapter: int = 0  # a loaded adapter's number; 0 is the plain model
     targets: Targets = Targets()
     structured_output: StructuredOutput | None = None  # the grammar of every choice
+    second_start: int = 0  # first token of the second text of a pair; 0: the prompt is one text

@@ -11,6 +11,12 @@ from xllm.core.observability.logging import escape_controls
 from xllm.version import __version__
 
 _BAR_WIDTH = 30
+_CHAT = '{"model": "NAME", "messages": [{"role": "user", "content": "Hello!"}]}'
+_EXAMPLES = {
+    "generate": ("/v1/chat/completions", _CHAT),
+    "embed": ("/v1/embeddings", '{"model": "NAME", "input": "Hello!"}'),
+    "classify": ("/v1/classify", '{"model": "NAME", "input": "Hello!"}'),
+}
 
 
 class StartupReport:
@@ -41,17 +47,16 @@ class StartupReport:
     def ready(self, ready: EngineReady, config: XllmConfig, url: str) -> None:
         """The last lines: capacity, addresses and what to try next."""
         self.end_phase()
-        self._line(
-            f"  KV cache: {ready.num_kv_tokens:,} tokens, "
-            f"{ready.max_concurrency:.1f} sequences of {ready.max_model_len:,} tokens at once"
-        )
+        if ready.num_kv_tokens:
+            self._line(
+                f"  KV cache: {ready.num_kv_tokens:,} tokens, "
+                f"{ready.max_concurrency:.1f} sequences of {ready.max_model_len:,} tokens at once"
+            )
         self._line(f"ready in {time.monotonic() - self._begin:.1f} s: {url}/v1  (health: /health)")
         key = " -H 'Authorization: Bearer KEY'" if config.server.api_key else ""
-        body = f'{{"model": "{config.model.api_name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'  # noqa: E501
-        self._line(
-            f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} "
-            f"-d '{body}'"
-        )
+        path, body = _EXAMPLES[ready.task]
+        named = body.replace("NAME", config.model.api_name)
+        self._line(f"try: curl {url}{path} -H 'Content-Type: application/json'{key} -d '{named}'")
 
     def end_phase(self) -> None:
         """Say how long the phase took that ran, if one did."""

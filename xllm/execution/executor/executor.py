@@ -12,6 +12,7 @@ from xllm.execution.executor.runners.eager import EagerRunner
 from xllm.kv_cache.storage import CacheStorage
 from xllm.modeling.attention import AttentionBackend, ForwardContext
 from xllm.modeling.models.decoder import CausalLM
+from xllm.modeling.models.pooling import PoolingModel
 
 
 class Runner(Protocol):
@@ -35,7 +36,7 @@ class Executor:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: CausalLM | PoolingModel,
         storage: CacheStorage,
         backend: AttentionBackend,
         runners: Sequence[Runner] = (),
@@ -52,19 +53,28 @@ class Executor:
         Args:
             eager: the step is not what graphs have captured.
         """
-        for metadata in inputs.metadata:
-            self._backend.plan(metadata)
-        context = ForwardContext(
-            inputs.metadata, self._kv_caches, self._group_of_layer, self._backend
-        )
-        runners = self._runners[-1:] if eager else self._runners
-        runner = next(r for r in runners if r.can_run(inputs.shape))
-        hidden = runner.run(inputs, context)
+        hidden = self.forward(inputs, eager=eager)
         wanted = hidden if inputs.logits_index is None else hidden[inputs.logits_index]
         return ModelOutput(hidden, self.compute_logits(wanted))
 
+    def forward(self, inputs: ModelInputs, *, eager: bool = False) -> torch.Tensor:
+        """Compute the step's hidden states (T, H) and write its KV; see ``run``."""
+        for metadata in inputs.metadata:
+            self._backend.plan(metadata)
+        context = ForwardContext(
+            inputs.metadata,
+            self._kv_caches,
+            self._group_of_layer,
+            self._backend,
+            inputs.token_types,
+        )
+        runners = self._runners[-1:] if eager else self._runners
+        runner = next(r for r in runners if r.can_run(inputs.shape))
+        return runner.run(inputs, context)
+
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(M, H) -> (M, V) float32."""
+        assert not isinstance(self._model, PoolingModel)
         if not len(hidden):
             return hidden.new_empty((0, self._model.vocab_size), dtype=torch.float32)
         return self._model.compute_logits(hidden)

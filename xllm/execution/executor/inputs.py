@@ -27,6 +27,7 @@ class ModelInputs:
     metadata: tuple[AttentionMetadata, ...]  # one per cache group
     logits_index: torch.Tensor | None  # (M,) int64 into T; None where every token samples
     shape: BatchShape
+    token_types: torch.Tensor | None = None  # (T,) int64; see ``ForwardContext``
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

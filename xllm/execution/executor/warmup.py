@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 
 from xllm.core.messages.worker import AppendedBlocks, NewRows, RowSampling, StepPlan
@@ -34,6 +35,16 @@ def warmup_plans(
         yield _decode(len(groups), num_rows, num_tokens)
         last = num_rows
     yield _free(len(groups), last)
+
+
+def prompt_plan(
+    groups: tuple[CacheGroup, ...], max_rows: int, max_step_tokens: int, max_model_len: int
+) -> StepPlan:
+    """One step of whole prompts from which nothing is sampled, for models that pool."""
+    num_tokens = max(1, min(_PREFILL_TOKENS, max_step_tokens, max_model_len - 1))
+    num_rows = min(2, max_rows, max_step_tokens)
+    plan = _prefill(groups, range(num_rows), num_tokens, max_step_tokens)
+    return msgspec.structs.replace(plan, samples=np.zeros(num_rows, np.bool_))
 
 
 def _prefill(

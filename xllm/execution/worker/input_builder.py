@@ -104,6 +104,13 @@ class InputBuilder:
                     max_seq_len=max_seq_len,
                 )
             )
+        if not self._block_sizes:  # an encoder: rows, but no blocks
+            none = lens.new_empty((len(rows), 0))
+            metadata.append(
+                AttentionMetadata(
+                    starts, lens, none, positions.new_empty(0), max_query_len, max_seq_len
+                )
+            )
         model = ModelInputs(
             input_ids=token_table.view(-1).index_select(0, token_index),
             positions=positions,

@@ -44,8 +44,8 @@ class PendingResult:
         self._refused = dict(refused)
         self._entries, self._counts = samples.logprob_entries, samples.logprob_counts
         device = samples.token_ids.device
-        self._tokens = _to_host(samples.token_ids)
-        self._best_logits = _to_host(samples.best_logits)
+        self._tokens = to_host(samples.token_ids)
+        self._best_logits = to_host(samples.best_logits)
         self._logprobs = None if samples.logprobs is None else _logprobs_to_host(samples.logprobs)
         self._prompt_parts = [
             PromptPart(part.row, part.start, _logprobs_to_host(part.logprobs))
@@ -101,7 +101,7 @@ class PendingResult:
         return failed
 
 
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that later steps do not overwrite; away from the CPU, queued behind the step."""
     if tensor.device.type == "cpu":
         return tensor.clone()
@@ -110,7 +110,7 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _logprobs_to_host(found: TokenLogprobs) -> TokenLogprobs:
-    return TokenLogprobs(_to_host(found.token_ids), _to_host(found.logprobs), _to_host(found.ranks))
+    return TokenLogprobs(to_host(found.token_ids), to_host(found.logprobs), to_host(found.ranks))
 
 
 def _arrays(found: TokenLogprobs) -> tuple[Int32Array, np.ndarray, Int32Array]:

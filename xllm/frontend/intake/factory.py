@@ -46,6 +46,7 @@ from xllm.frontend.text.tokenizer import Tokenizer
 # Choice i samples with seed + i; the sum must stay a signed 64-bit number.
 _SEED_RANGE = MAX_SEED - (1 << 20)
 _MAX_REQUEST_ID = 128
+_ENDPOINTS = {"embed": "/v1/embeddings", "classify": "/v1/classify, /v1/score or /v1/rerank"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class RequestFactory:
         seed: seeds requests that bring no seed, in order of arrival.
         formats: how the model writes thoughts and tool calls.
         served: finds the adapter that a body's ``model`` names; None where there are no names.
+        task: what the model is served for; unless that is ``generate``, every request is refused.
 
     Attributes:
         formats: as given.
@@ -95,6 +97,7 @@ class RequestFactory:
         seed: int = 0,
         formats: AnswerFormats | None = None,
         served: ServedModels | None = None,
+        task: str = "generate",
     ) -> None:
         self._served = served
         self.tokenizer = tokenizer
@@ -106,9 +109,11 @@ class RequestFactory:
         self.grammars = GrammarCheck(GrammarCache(self._grammar_compiler))
         self._handles = itertools.count(1)
         self._random = random.Random(seed)
+        self._task = task
 
     def from_chat(self, body: ChatCompletionRequest) -> PreparedRequest:
         """A chat request: one prompt, ``n`` choices."""
+        self.check_generates()
         try:
             self.limits.check_top_logprobs(body.top_logprobs)
             params = chat_params(body, self.defaults)
@@ -131,6 +136,7 @@ class RequestFactory:
 
     def from_completion(self, body: CompletionRequest) -> list[PreparedRequest]:
         """A completion request: one entry per prompt, in order."""
+        self.check_generates()
         try:
             if body.suffix:
                 raise ValueError("suffix is not supported: the model cannot fill in the middle")
@@ -152,6 +158,7 @@ class RequestFactory:
         adapter: int = 0,
     ) -> PreparedRequest:
         """A request from parameters that are already there (offline use)."""
+        self.check_generates()
         try:
             text = prompt if isinstance(prompt, str) else None
             ids = prompt if text is None else self.encode("prompt", [text], True)[0]
@@ -185,6 +192,19 @@ class RequestFactory:
             structured_output=None,
         )
         return PreparedRequest(successor)
+
+    def check_generates(self) -> None:
+        """Refuse what only a model that generates text can do.
+
+        Raises:
+            RequestError: 400; the model answers with vectors.
+        """
+        if self._task != "generate":
+            raise RequestError(
+                400,
+                f"the model does not generate text: it is served with --task {self._task}; "
+                f"use {_ENDPOINTS[self._task]}",
+            )
 
     def render(
         self, body: ChatCompletionRequest | TokenizeRequest, tools: ToolUse | None = None
@@ -297,8 +317,7 @@ class RequestFactory:
         text: str | None,
         form: Form | None,
     ) -> PreparedRequest:
-        if body.request_id is not None and len(body.request_id) > _MAX_REQUEST_ID:
-            raise ValueError(f"request_id must have at most {_MAX_REQUEST_ID} characters")
+        check_request_id(body.request_id)
         return self._resolve(
             *(field, ids, params, text, body.priority or 0),
             adapter=self._served.adapter(body.model) if self._served is not None else 0,
@@ -356,6 +375,16 @@ class RequestFactory:
         if form is None:
             return PreparedRequest(request, text)
         return PreparedRequest(request, text, grammar_field=form.field)
+
+
+def check_request_id(request_id: str | None) -> None:
+    """Check the length of a name that the client chose.
+
+    Raises:
+        ValueError: it is too long.
+    """
+    if request_id is not None and len(request_id) > _MAX_REQUEST_ID:
+        raise ValueError(f"request_id must have at most {_MAX_REQUEST_ID} characters")
 
 
 def _replace(params: SamplingParams, **changes: Any) -> SamplingParams:

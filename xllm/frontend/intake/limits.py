@@ -90,15 +90,27 @@ class Limits:
             raise ValueError(f"{field} must contain at least one token")
         reserved = 0 if max_tokens == 0 else 1
         if len(ids) + reserved > self.max_model_len:
+            remain = " (at least 1 must remain for the answer)" if reserved else ""
             raise ValueError(
                 f"{field} has {len(ids)} tokens, which exceeds the context length of "
-                f"{self.max_model_len} tokens (at least {reserved} must remain for the answer)"
+                f"{self.max_model_len} tokens{remain}"
             )
         self.check_ids(field, ids)
 
     def max_chars(self, max_token_chars: int) -> int:
         """Characters that can never fit, given how many one token may stand for."""
         return self.max_model_len * max_token_chars * _MAX_JOINED_CHARS
+
+    def check_entries(self, field: str, count: int) -> None:
+        """Check how many inputs one pooling request brings.
+
+        Raises:
+            ValueError: none, or too many.
+        """
+        if not 1 <= count <= self.max_prompts:
+            raise ValueError(
+                f"{field} must have between 1 and {self.max_prompts} entries, got {count}"
+            )
 
     def check_sequences(self, num_prompts: int, n: int) -> None:
         """Check how many sequences one request starts.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from xllm.core.messages.server import PromptLogprobs
 from xllm.core.request.finish import FinishReason
 from xllm.core.request.request import Request
+from xllm.core.utils.arrays import Float32Array
 from xllm.frontend.output.choice import ChoiceDelta, ChoiceState
 from xllm.frontend.output.logprobs import TokenEntry, prompt_entries
 from xllm.frontend.protocol.errors import RequestError
@@ -39,6 +40,7 @@ class AnswerState:
         self.queue_seconds = 0.0
         self.error: RequestError | None = None
         self.finished = False  # nothing will follow
+        self.pooled: Float32Array | None = None  # (D,) the raw vector, from a model that pools
         at_start = tokenizer.strips_blank and tokenizer.special_ids.issuperset(
             request.prompt_token_ids.tolist()
         )

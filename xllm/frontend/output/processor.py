@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from xllm.core.messages.server import Failure, OutputBatch
+import numpy as np
+
+from xllm.core.messages.server import Failure, OutputBatch, PooledColumns
 from xllm.core.observability.logging import get_logger
 from xllm.core.request.finish import FinishReason
 from xllm.core.request.request import Request
@@ -94,6 +96,8 @@ class OutputProcessor:
             if state is not None and started.choice == 0:
                 state.num_cached_tokens = started.num_cached_tokens
                 state.queue_seconds = started.queue_seconds
+        if batch.pooled is not None:
+            self._take_pooled(batch.pooled, touched)
         for part in batch.prompt_logprobs:
             if (state := self._open.get(part.handle)) is not None:
                 state.add_prompt_logprobs(part)
@@ -153,6 +157,18 @@ class OutputProcessor:
                 logger.exception("request %s: its output failed", state.request.request_id)
                 state.fail(RequestError(500, "internal error while the answer was processed"))
                 done.failed.append(handle)
+
+    def _take_pooled(self, pooled: PooledColumns, touched: dict[int, AnswerState]) -> None:
+        broken = set(np.flatnonzero(~np.isfinite(pooled.values).all(axis=1)).tolist())
+        for row, handle in enumerate(pooled.handles.tolist()):
+            state = self._open.get(handle)
+            if state is None:
+                continue
+            if row in broken:
+                state.fail(RequestError(500, "the model's vector for this input is not finite"))
+                touched[handle] = state
+            else:
+                state.pooled = pooled.values[row]
 
     def _fail(self, failure: Failure, touched: dict[int, AnswerState], done: Processed) -> None:
         state = self._open.get(failure.handle)

@@ -14,6 +14,7 @@ from xllm.frontend.services.dispatcher import OutputDispatcher
 from xllm.frontend.services.engine_client import EngineClient, OutputSink
 from xllm.frontend.services.messages import MessageService
 from xllm.frontend.services.models import ModelService
+from xllm.frontend.services.pooling import PoolingService
 from xllm.frontend.services.render import RenderService
 from xllm.frontend.services.tokenize import TokenizeService
 
@@ -30,6 +31,7 @@ __all__ = [
     "ModelService",
     "OutputDispatcher",
     "OutputSink",
+    "PoolingService",
     "RenderService",
     "TokenizeService",
 ]

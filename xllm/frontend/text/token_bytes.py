@@ -5,6 +5,7 @@ tokens' bytes, joined. With a table of those bytes, decoding is a look-up and a 
 incremental decoder never has to look back.
 
 * byte-level BPE: a token's characters map one to one to bytes;
+* WordPiece: a token begins with a blank unless it continues a word (``##``);
 * sentencepiece: ``▁`` stands for a blank, ``<0xNN>`` for one byte, and one leading blank of the
   whole text may be dropped.
 """
@@ -77,6 +78,8 @@ def _compile(decoder: Any) -> tuple[Callable[[str], bytes], bool]:
             case {"type": "Metaspace", "replacement": str(mark), **rest}:
                 replacements.append((mark, " "))
                 strips_blank = rest.get("prepend_scheme", "always") != "never"
+            case {"type": "WordPiece", "prefix": str(mark)}:
+                return _word_pieces(mark), True
             case _:
                 kind = step["type"] if step else None
                 raise ValueError(f"tokenizer decoder {kind!r} is not supported: {json.dumps(step)}")
@@ -90,6 +93,14 @@ def _byte_level(token: str) -> bytes:
         return token.translate(_TO_LATIN1).encode("latin-1")
     except UnicodeEncodeError:  # an added token, written as plain text
         return token.encode()
+
+
+def _word_pieces(mark: str) -> Callable[[str], bytes]:
+    def to_bytes(token: str) -> bytes:
+        continues = token.startswith(mark) and token != mark
+        return (token[len(mark) :] if continues else f" {token}").encode()
+
+    return to_bytes
 
 
 def _pieces(replacements: list[tuple[str, str]], byte_fallback: bool) -> Callable[[str], bytes]:

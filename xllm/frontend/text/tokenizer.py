@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Sequence
 
 import tokenizers
@@ -55,6 +56,7 @@ class Tokenizer:
             self.text_bytes[special] = b""
         self.max_token_chars = max((len(b) for b in self.token_bytes), default=1) or 1
         self._prefix, self._suffix = self._frame(adds_bos, adds_eos)
+        self._between, self._pair_suffix, self._typed_pairs = self._pair_frame()
         self._printable: dict[int, str] = {}
 
     @property
@@ -80,13 +82,46 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``. A text that already begins with BOS gets no second one."""
-        return self._framed(self._encode([text])[0], add_special_tokens)
+        return self.framed(self._encode([text])[0], add_special_tokens)
 
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
         """Token ids of several texts, in parallel."""
-        return [self._framed(ids, add_special_tokens) for ids in self._encode(texts)]
+        return [self.framed(ids, add_special_tokens) for ids in self._encode(texts)]
+
+    def framed(self, ids: list[int], add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text with the special tokens around it."""
+        if not add_special_tokens or not (self._prefix or self._suffix):
+            return ids
+        prefix = [] if ids[: len(self._prefix)] == self._prefix else self._prefix
+        return [*prefix, *ids, *self._suffix]
+
+    def pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
+        """Two texts as one prompt, and where the second begins; 0 if the model has no types."""
+        head = [*self._prefix, *first, *self._between]
+        return [*head, *second, *self._pair_suffix], len(head) if self._typed_pairs else 0
+
+    @property
+    def frame_size(self) -> int:
+        """Special tokens around one text."""
+        return len(self._prefix) + len(self._suffix)
+
+    @property
+    def pair_frame_size(self) -> int:
+        """Special tokens around and between two texts."""
+        return len(self._prefix) + len(self._between) + len(self._pair_suffix)
+
+    def token_at(self, text: str, chars: Sequence[int]) -> list[int]:
+        """For each character of ``text``, the place of its token in ``encode(text)``.
+
+        A character that no token covers counts to the token after it.
+        """
+        offsets = self._backend.encode(text, add_special_tokens=False).offsets
+        ends = [end for _, end in offsets]
+        ids = [*self._encode([text])[0]]
+        shift = len(self.framed(ids)) - len(ids) - len(self._suffix)
+        return [bisect.bisect_right(ends, char) + shift for char in chars]
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence. Bytes that are not UTF-8 become U+FFFD."""
@@ -125,12 +160,6 @@ class Tokenizer:
         batch = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
-    def _framed(self, ids: list[int], add_special_tokens: bool) -> list[int]:
-        if not add_special_tokens or not (self._prefix or self._suffix):
-            return ids
-        prefix = [] if ids[: len(self._prefix)] == self._prefix else self._prefix
-        return [*prefix, *ids, *self._suffix]
-
     def _frame(self, adds_bos: bool | None, adds_eos: bool | None) -> tuple[list[int], list[int]]:
         """Ids put before and after a text: the backend's post-processor, unless overruled."""
         bare = self._encode([_PROBE])[0]
@@ -142,6 +171,22 @@ class Tokenizer:
         if adds_eos is not None:
             suffix = [self.eos_token_id] if adds_eos and self.eos_token_id is not None else []
         return prefix, suffix
+
+    def _pair_frame(self) -> tuple[list[int], list[int], bool]:
+        """Ids between and after two texts, and whether the second has a type of its own.
+
+        A backend without a template for pairs joins the texts as it frames one.
+        """
+        bare = self._encode([_PROBE])[0]
+        encoding = self._backend.encode(_PROBE, _PROBE, add_special_tokens=True)
+        full: list[int] = encoding.ids
+        size = len(bare)
+        places = [i for i in range(len(full) - size + 1) if full[i : i + size] == bare]
+        if not bare or len(places) < 2:
+            return [], self._suffix, False
+        first, second = places[0], places[-1]
+        typed = encoding.type_ids[second] != encoding.type_ids[first]
+        return full[first + size : second], full[second + size :], typed
 
     def _special_text(self, token_id: int | None) -> str | None:
         if token_id is None:

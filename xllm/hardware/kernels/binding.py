@@ -20,6 +20,7 @@ OP_FILES = {
     "act_and_mul": "activation",
     "qk_norm_rope_kv_write": "rope",
     "paged_attention": "attention",
+    "encoder_attention": "encoder_attention",
     "pack_linear": "linear",
     "linear": "linear",
     "route": "route",

@@ -155,6 +155,25 @@ def paged_attention(
     )
 
 
+def encoder_attention(
+    qkv: Tensor, query_start_loc: Tensor, num_heads: int, scale: float, max_query_len: int
+) -> Tensor:
+    """Attention of each row's tokens to all tokens of the row, those after them too. No cache.
+
+    Args:
+        qkv: (T, 3 * Hq * D): all query heads, then key heads, then value heads.
+        query_start_loc: (S + 1,) int32; row ``i`` is ``query_start_loc[i]:query_start_loc[i + 1]``.
+        num_heads: Hq.
+        scale: factor of the query-key products.
+        max_query_len: longest row.
+
+    Returns:
+        (T, Hq * D). Tokens outside every row are undefined. A row's result does not depend on the
+        other rows.
+    """
+    return reference.encoder_attention(qkv, query_start_loc, num_heads, scale, max_query_len)
+
+
 def pack_linear(weight: Tensor, scale: Tensor | None = None) -> Any:
     """Lay a weight out as the platform multiplies it fastest.
 

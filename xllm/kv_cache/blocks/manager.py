@@ -59,7 +59,8 @@ class BlockManager:
     @property
     def usage(self) -> float:
         """Used share of the fullest group, 0..1; remembered but unused blocks are free."""
-        return max(group.pool.num_used / group.pool.num_usable for group in self._groups)
+        shares = (group.pool.num_used / group.pool.num_usable for group in self._groups)
+        return max(shares, default=0.0)  # an encoder caches nothing
 
     @property
     def num_free(self) -> list[int]:

@@ -115,5 +115,6 @@ def capacity_tokens(groups: Sequence[CacheGroup], demand: CacheDemand) -> int:
 def max_concurrency(groups: Sequence[CacheGroup], demand: CacheDemand) -> float:
     """Sequences of ``max_model_len`` tokens that fit at once."""
     return min(
-        (group.num_blocks - 1) / max_blocks_per_sequence(group.spec, demand) for group in groups
+        ((group.num_blocks - 1) / max_blocks_per_sequence(group.spec, demand) for group in groups),
+        default=float(demand.max_num_seqs),  # nothing is cached
     )

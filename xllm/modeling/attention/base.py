@@ -42,13 +42,15 @@ class ForwardContext:
     """Everything a model's forward needs besides ids and positions.
 
     ``kv_caches[layer]`` is a pair of views of logical shape (num_blocks, block_size, Hk, D) with
-    any strides; ``metadata[group_of_layer[layer]]`` describes the batch for that layer.
+    any strides; ``metadata[group_of_layer[layer]]`` describes the batch for that layer. An encoder
+    caches nothing: it has one metadata without blocks, and its tokens may have types.
     """
 
     metadata: tuple[AttentionMetadata, ...]
     kv_caches: list[tuple[Tensor, Tensor]]
     group_of_layer: tuple[int, ...]
     backend: AttentionBackend
+    token_types: Tensor | None = None  # (T,) int64: 1 in the second text of a pair; None: all 0
 
 
 class GraphSupport(enum.IntEnum):

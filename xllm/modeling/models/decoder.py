@@ -15,7 +15,7 @@ from xllm.modeling.layers.attention import Attention
 from xllm.modeling.layers.embedding import Embedding, Head
 from xllm.modeling.layers.linear import Linear, QKVLinear
 from xllm.modeling.layers.mlp import GatedMLP
-from xllm.modeling.layers.moe import SparseMLP
+from xllm.modeling.layers.moe.block import SparseMLP
 from xllm.modeling.layers.norm import RMSNorm
 from xllm.modeling.layers.rope_config import RopeConfig
 from xllm.modeling.layers.rotary import RotaryTable
@@ -149,6 +149,8 @@ class CausalLM(nn.Module):
             method=method.for_head(),
             dtype=dtype,
         )
+        if config.tie_word_embeddings:  # a head that is stored all the same
+            self.ignored = (*self.ignored, "lm_head.weight")
 
     @property
     def vocab_size(self) -> int:

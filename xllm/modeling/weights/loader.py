@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,12 +14,15 @@ from xllm.core.config.files import ModelFiles
 from xllm.modeling.layers.target import Loadable, Target
 from xllm.modeling.models.config import resolve_max_model_len, text_config
 from xllm.modeling.models.decoder import CausalLM
+from xllm.modeling.models.pooling import DecoderPooler, PoolingModel
 from xllm.modeling.models.registry import resolve
 from xllm.modeling.quantization import load_method
 from xllm.modeling.weights.checkpoint import Checkpoint, Progress
 from xllm.modeling.weights.dummy import DummyCheckpoint
 
 logger = logging.getLogger(__name__)
+
+AnyModel = CausalLM | PoolingModel
 
 _LISTED = 5  # names that an error message spells out
 
@@ -31,7 +36,7 @@ def load_model(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> CausalLM:
-    """Build and load a model on the default torch device.
+    """Build and load a model that generates, on the default torch device.
 
     Args:
         dtype: of weights (unless quantized) and activations.
@@ -44,19 +49,57 @@ def load_model(
         ValueError: the family is unknown, the config does not fit it, more context is asked than
             it allows, or the checkpoint lacks a tensor or has one of the wrong shape.
     """
+    model: CausalLM = _family(files).from_hf_config(
+        text_config(files.config), **_options(files, dtype, quantization, max_model_len)
+    )
+    load_weights(model, _open(files, model, seed), progress)
+    return model.eval()
+
+
+def load_pooling_model(
+    files: ModelFiles,
+    *,
+    dtype: torch.dtype,
+    quantization: str | None = None,
+    max_model_len: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> PoolingModel:
+    """The same for a model that answers with vectors: an encoder, or a decoder without its head.
+
+    ``files.pooling`` says how. Arguments and errors are those of ``load_model``.
+    """
+    assert files.pooling is not None
+    config, family = text_config(files.config), _family(files)
+    options = _options(files, dtype, quantization, max_model_len)
+    model: PoolingModel
+    if hasattr(family, "pooling_from_hf_config"):
+        model = family.pooling_from_hf_config(config, files.pooling, **options)
+    else:
+        base = family.from_hf_config(config, **options)
+        model = DecoderPooler(base, files.pooling, options["method"])
+    load_weights(model, _open(files, model, seed), progress)
+    return model.eval()
+
+
+def _family(files: ModelFiles) -> ModuleType:
     config = text_config(files.config)
     if (stored := config.get("quantization_config")) is not None:
         method = stored.get("quant_method") if isinstance(stored, dict) else stored
         raise ValueError(f"config.json: checkpoints quantized with {method!r} are not supported")
-    model: CausalLM = resolve(config).from_hf_config(
-        config,
-        method=load_method(quantization),
-        dtype=dtype,
-        max_len=resolve_max_model_len(config, max_model_len),
-        vocab_size=files.vocab_size,
-    )
-    load_weights(model, _open(files, model, seed), progress)
-    return model.eval()
+    return resolve(config)
+
+
+def _options(
+    files: ModelFiles, dtype: torch.dtype, quantization: str | None, max_model_len: int | None
+) -> dict[str, Any]:
+    """What every family's ``from_hf_config`` is told beside the config."""
+    return {
+        "method": load_method(quantization),
+        "dtype": dtype,
+        "max_len": resolve_max_model_len(text_config(files.config), max_model_len),
+        "vocab_size": files.vocab_size,
+    }
 
 
 def model_targets(model: nn.Module) -> dict[str, tuple[Target, Loadable]]:
@@ -69,7 +112,7 @@ def model_targets(model: nn.Module) -> dict[str, tuple[Target, Loadable]]:
 
 
 @torch.no_grad()
-def load_weights(model: CausalLM, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
+def load_weights(model: AnyModel, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
     """Fill every target of ``model`` and pack each layer as soon as it is complete, so that at
     most one layer is held twice.
 
@@ -99,7 +142,9 @@ def load_weights(model: CausalLM, checkpoint: Checkpoint, progress: Progress | N
 
 
 def _match(
-    model: CausalLM, targets: dict[str, tuple[Target, Loadable]], checkpoint: Checkpoint
+    model: AnyModel,
+    targets: dict[str, tuple[Target, Loadable]],
+    checkpoint: Checkpoint,
 ) -> dict[str, str]:
     """Names in the checkpoint to names of targets, after checking that they fit one to one."""
     matched: dict[str, str] = {}
@@ -123,7 +168,8 @@ def _match(
             hint = " (config.json says tie_word_embeddings is false, so the head must be stored)"
         raise ValueError(f"the checkpoint lacks {_listed(missing)}{hint}")
     unexpected = [name for name in unused if not _expected_leftover(name, model)]
-    inside = [name for name in unexpected if name.startswith(("model.", "lm_head."))]
+    parts = {"model", "lm_head", *(name.partition(".")[0] for name in targets)}
+    inside = [n for n in unexpected if _renamed(n, model.renames).partition(".")[0] in parts]
     if inside:  # to leave out a bias or a norm would give wrong answers
         raise ValueError(f"the model has no place for {_listed(inside)} of the checkpoint")
     if unexpected:
@@ -140,9 +186,8 @@ def _renamed(name: str, renames: dict[str, str]) -> str:
     return name
 
 
-def _expected_leftover(name: str, model: CausalLM) -> bool:
-    tied_head = name == "lm_head.weight" and model.lm_head.tied
-    return tied_head or name.endswith("rotary_emb.inv_freq") or name.startswith(model.ignored)
+def _expected_leftover(name: str, model: AnyModel) -> bool:
+    return name.endswith("rotary_emb.inv_freq") or name.startswith(model.ignored)
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -152,7 +197,7 @@ def _listed(names: Iterable[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _open(files: ModelFiles, model: CausalLM, seed: int) -> Checkpoint:
+def _open(files: ModelFiles, model: AnyModel, seed: int) -> Checkpoint:
     if files.format == "dummy":
         targets = {name: target for name, (target, _) in model_targets(model).items()}
         return DummyCheckpoint(targets, seed)

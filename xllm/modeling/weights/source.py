@@ -16,8 +16,10 @@ import msgspec
 from xllm.core.config.files import ModelFiles
 from xllm.core.config.model import ModelConfig
 from xllm.core.utils.gguf import read_header
+from xllm.modeling.models.config import text_config
 from xllm.modeling.weights.bundled import BUNDLED, Progress, pull
 from xllm.modeling.weights.gguf_metadata import config_from_header
+from xllm.modeling.weights.pooling import pooling_spec
 
 _INDEX = "model.safetensors.index.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -38,6 +40,9 @@ def resolve_model(config: ModelConfig, progress: Progress | None = None) -> Mode
     """
     path = _local_path(config.model, config, progress)
     files = _from_gguf(path, config) if path.is_file() else _from_folder(path, config)
+    folder = None if path.is_file() else path
+    pooling = pooling_spec(config.task, text_config(files.config), folder)
+    files = dataclasses.replace(files, pooling=pooling)
     if config.tokenizer is not None:
         files = _with_tokenizer(files, _local_path(config.tokenizer, config, progress))
     if config.chat_template is not None:
@@ -73,8 +78,9 @@ def _from_hub(
     try:
         if gguf_file is not None:
             return Path(hf_hub_download(repo, gguf_file, revision=revision))
-        # Subfolders hold other formats of the same weights; "consolidated" is Mistral's own.
-        ignored = ["*/*", "consolidated*"]
+        # Subfolders hold other formats of the same weights, but for "1_Pooling" and the like;
+        # "consolidated" is Mistral's own.
+        ignored = ["?[!_]*/*", "consolidated*"]
         folder = snapshot_download(
             repo, revision=revision, allow_patterns=patterns, ignore_patterns=ignored
         )

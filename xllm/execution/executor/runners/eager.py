@@ -7,12 +7,13 @@ import torch
 from xllm.execution.executor.inputs import BatchShape, ModelInputs
 from xllm.modeling.attention import ForwardContext
 from xllm.modeling.models.decoder import CausalLM
+from xllm.modeling.models.pooling import PoolingModel
 
 
 class EagerRunner:
     """Calls the model. Takes every batch; the truth that other runners are tested against."""
 
-    def __init__(self, model: CausalLM) -> None:
+    def __init__(self, model: CausalLM | PoolingModel) -> None:
         self._forward = model.forward
 
     def can_run(self, shape: BatchShape) -> bool:

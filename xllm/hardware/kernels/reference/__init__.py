@@ -7,6 +7,7 @@ from xllm.hardware.kernels.reference.activation import act_and_mul
 from xllm.hardware.kernels.reference.attention import paged_attention
 from xllm.hardware.kernels.reference.choose import choose_tokens
 from xllm.hardware.kernels.reference.decode_step import expand_decode
+from xllm.hardware.kernels.reference.encoder_attention import encoder_attention
 from xllm.hardware.kernels.reference.linear import PackedLinear, linear, pack_linear
 from xllm.hardware.kernels.reference.moe import (
     PackedExperts,
@@ -24,6 +25,7 @@ __all__ = [
     "act_and_mul",
     "apply_experts",
     "choose_tokens",
+    "encoder_attention",
     "expand_decode",
     "fused_add_rms_norm",
     "linear",
