@@ -77,11 +77,21 @@ def test_a_named_tool_binds_the_answer_to_its_arguments():
 
 def test_required_binds_the_answer_to_an_array_that_ends():
     schema, _ = schema_of(stack(), tools=[ADD, PING], tool_choice="required")
-    assert (schema["minItems"], schema["maxItems"]) == (1, MAX_FORCED_CALLS)
+    assert (schema["minItems"], schema["maxItems"]) == (1, 1)
     names = [o["properties"]["name"]["const"] for o in schema["items"]["anyOf"]]
     assert names == ["add", "ping"]
-    fields = {"tool_choice": "required", "parallel_tool_calls": False}
-    assert schema_of(stack(), tools=[ADD], **fields)[0]["maxItems"] == 1
+    fields = {"tool_choice": "required", "parallel_tool_calls": True}
+    assert schema_of(stack(), tools=[ADD], **fields)[0]["maxItems"] == MAX_FORCED_CALLS
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_allowed_tools_narrow_the_choice_and_not_the_prompt(nested):
+    allowed = {"mode": "required", "tools": [PING]}
+    choice = {"allowed_tools": allowed} if nested else allowed
+    use = tool_use(body(tools=[ADD, PING], tool_choice={"type": "allowed_tools", **choice}))
+    assert [tool["function"]["name"] for tool in use.shown] == ["add", "ping"]
+    assert list(use.schemas) == ["ping"]
+    assert use.forced == ""
 
 
 def test_shared_parts_of_two_tools_schemas_stay_apart():
@@ -124,6 +134,14 @@ def test_tools_of_choice_none_are_neither_shown_nor_called():
     [
         ({"tools": [function("no spaces")]}, "tools"),
         ({"tools": [PING] * 129}, "tools"),
+        ({"tools": [PING], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        (
+            {
+                "tools": [PING],
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [ADD]},
+            },
+            "tool_choice",
+        ),
         ({"reasoning_effort": "some"}, "reasoning_effort"),
         ({"thinking_token_budget": 8}, "thinking_token_budget"),
     ],

@@ -125,7 +125,7 @@ class RequestFactory:
             prepared = self._make("messages", ids, params, body, text, form)
             expected = Expected(
                 tools=tools.schemas,
-                max_calls=None if tools.parallel else 1,
+                max_calls=1 if tools.parallel is False else None,
                 thinking=thinking,
                 keep_reasoning=body.include_reasoning is not False,
                 forced=tools.reader,

@@ -15,7 +15,8 @@ from xllm.frontend.parsers.values import Schema
 from xllm.frontend.protocol.chat import ChatCompletionRequest
 
 MAX_TOOLS = 128
-# A model that is made to call something, and may call again, must come to an end.
+# A model that is made to call something, and may call again, must come to an end. Small ones repeat
+# themselves as often as they may, so there is one call unless a request asks for several.
 MAX_FORCED_CALLS = 8
 _NAME = re.compile(r"[\w.-]{1,128}")
 _LOCAL_REF = re.compile(r"#/(?:\$defs|definitions)/")
@@ -26,13 +27,14 @@ class ToolUse:
     """The tools of one request.
 
     ``shown`` goes to the template; ``schemas`` are the parameters of what may be called. A call is
-    ``forced`` to the function of that name, or to any with an empty name.
+    ``forced`` to the function of that name, or to any with an empty name. ``parallel`` is None
+    where the request leaves it open.
     """
 
     shown: list[dict[str, Any]] | None = None
     schemas: dict[str, Schema] = dataclasses.field(default_factory=dict)
     forced: str | None = None
-    parallel: bool = True
+    parallel: bool | None = None
 
     @property
     def reader(self) -> Body | None:
@@ -81,7 +83,7 @@ def tool_use(body: ChatCompletionRequest) -> ToolUse:
     for i, tool in enumerate(tools):
         name, parameters = _function(tool, f"tools[{i}]")
         schemas[name] = parameters
-    parallel = body.parallel_tool_calls is not False
+    parallel = body.parallel_tool_calls
     choice = body.tool_choice
     if choice is None or choice == "auto":
         return ToolUse(tools or None, schemas, None, parallel)
@@ -91,6 +93,8 @@ def tool_use(body: ChatCompletionRequest) -> ToolUse:
         if not tools:
             raise ValueError("tool_choice 'required' needs tools")
         return ToolUse(tools, schemas, "", parallel)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        return _allowed(choice, tools, schemas, parallel)
     if not isinstance(choice, dict):
         raise ValueError(
             f"tool_choice must be none, auto, required or a function, got {choice[:64]!r}"
@@ -102,6 +106,29 @@ def tool_use(body: ChatCompletionRequest) -> ToolUse:
     if named not in schemas:
         raise ValueError(f"tool_choice names {named[:128]!r}, which is not among tools")
     return ToolUse(tools, schemas, named, parallel)
+
+
+def _allowed(
+    choice: dict[str, Any],
+    tools: list[dict[str, Any]],
+    schemas: dict[str, Schema],
+    parallel: bool | None,
+) -> ToolUse:
+    """All tools are shown, so that the prompt stays the same; only some may be called."""
+    allowed = choice.get("allowed_tools", choice)
+    entries = allowed.get("tools") if isinstance(allowed, dict) else None
+    mode = allowed.get("mode") if isinstance(allowed, dict) else None
+    if not isinstance(entries, list) or not entries or mode not in ("auto", "required"):
+        raise ValueError("tool_choice.allowed_tools needs a mode (auto or required) and tools")
+    names = []
+    for entry in entries:
+        function = entry.get("function", entry) if isinstance(entry, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or name not in schemas:
+            raise ValueError(f"tool_choice allows {str(name)[:128]!r}, which is not among tools")
+        names.append(name)
+    chosen = {name: schemas[name] for name in names}
+    return ToolUse(tools, chosen, "" if mode == "required" else None, parallel)
 
 
 def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
