@@ -13,6 +13,7 @@ from xllm.control.scheduler.build import cache_demand
 from xllm.control.workers import WorkerPort
 from xllm.core.config import XllmConfig
 from xllm.core.config.files import ModelFiles
+from xllm.core.grammar import GrammarCache, GrammarCompiler, GrammarError
 from xllm.core.messages.server import EngineProgress, EngineReady
 from xllm.kv_cache.layout import CacheGroup, WorkerInfo, max_concurrency
 
@@ -69,10 +70,17 @@ def build_engine(
     from xllm.execution.worker import PoolingWorker, Worker
 
     config = fit_to_model(config, files)
-    worker = (Worker if files.pooling is None else PoolingWorker)(config, files, timer)
+    grammars: GrammarCache | None = None
+    worker: Worker | PoolingWorker
+    if files.pooling is None:
+        # Called when a first grammar arrives, long after the worker has started.
+        grammars = GrammarCache(lambda: _grammar_compiler(files, info.vocab_size))
+        worker = Worker(config, files, timer, grammars)
+    else:
+        worker = PoolingWorker(config, files, timer)
     info = worker.start()
     timer.finish()
-    scheduler = build_scheduler(config.scheduler, config.cache, info)
+    scheduler = build_scheduler(config.scheduler, config.cache, info, grammars)
     task = "generate" if files.pooling is None else files.pooling.task
     ready = _describe(config, info, timer.seconds, task)
     overlap = config.scheduler.async_scheduling
@@ -81,6 +89,18 @@ def build_engine(
     loop_class = OverlapEngineLoop if overlap else EngineLoop
     loop = loop_class(scheduler, worker, inbox, outbox, ready)
     return Engine(loop, scheduler, worker, ready)
+
+
+def _grammar_compiler(files: ModelFiles, vocab_size: int) -> GrammarCompiler:
+    """A compiler for the model's own vocabulary; an engine that meets no grammar loads none."""
+    from xllm.assembly.text import load_vocabulary
+
+    try:
+        return GrammarCompiler(load_vocabulary(files, vocab_size))
+    except GrammarError:
+        raise
+    except ValueError as error:  # no tokenizer, or one of another kind
+        raise GrammarError(str(error)) from None
 
 
 def _describe(

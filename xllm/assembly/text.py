@@ -6,6 +6,7 @@ import dataclasses
 
 from xllm.core.config import XllmConfig
 from xllm.core.config.files import ModelFiles, PoolingSpec
+from xllm.core.grammar import Vocabulary
 from xllm.core.messages.server import EngineReady
 from xllm.frontend.intake import (
     Limits,
@@ -58,6 +59,16 @@ class ModelText:
     def output_processor(self) -> OutputProcessor:
         """Engine outputs to text."""
         return OutputProcessor(self.tokenizer, self.eos_token_ids)
+
+
+def load_vocabulary(files: ModelFiles, vocab_size: int) -> Vocabulary:
+    """What grammars know of a model that samples ``vocab_size`` ids. Blocks.
+
+    Raises:
+        ValueError: as ``load_text``.
+    """
+    tokenizer = load_tokenizer(files)
+    return tokenizer.vocabulary(vocab_size, end_token_ids(files, tokenizer))
 
 
 def load_text(config: XllmConfig, files: ModelFiles) -> ModelText:

@@ -22,16 +22,19 @@ from xllm.core.config import (
     XllmConfig,
 )
 from xllm.core.config.files import ModelFiles
+from xllm.core.grammar import GrammarCache
 from xllm.core.messages.server import EngineReady, OutputBatch
 from xllm.core.request.finish import FinishReason
 from xllm.core.request.request import Request
 from xllm.core.request.sampling import SamplingParams
+from xllm.core.request.structured import StructuredOutput
 from xllm.execution.worker import Worker
 from xllm.modeling.weights.loader import load_model, model_targets
 
 MAX_LEN = 128
 BLOCK_SIZE = 8
 VOCAB_SIZE = 257
+EOS = 256
 
 _SHAPE = {
     "hidden_size": 48,
@@ -78,9 +81,14 @@ def write_checkpoint(folder: Path, family: str) -> ModelFiles:
 
 
 def request(
-    handle: int, prompt: list[int], max_tokens: int = 24, seed: int = 0, **params: Any
+    handle: int,
+    prompt: list[int],
+    max_tokens: int = 24,
+    seed: int = 0,
+    grammar: StructuredOutput | None = None,
+    **params: Any,
 ) -> Request:
-    """A request as the frontend would send it."""
+    """A request as the frontend would send it; one with a grammar ends with it."""
     return Request(
         handle=handle,
         request_id=str(handle),
@@ -88,6 +96,8 @@ def request(
         params=SamplingParams(max_tokens=max_tokens, **params),
         max_tokens=max_tokens,
         seed=seed,
+        stop_token_ids=(EOS,) if grammar is not None else (),
+        structured_output=grammar,
     )
 
 
@@ -122,14 +132,14 @@ class Truth:
 
 
 def collect(batch: OutputBatch, tokens: Tokens) -> int:
-    """Add a batch's tokens; how many sequences it ended. Every one must end by length."""
+    """Add a batch's tokens; how many sequences it ended, all of them as they should."""
     assert not batch.failures, batch.failures
     flat = batch.token_ids.tolist()
     columns = (batch.handles, batch.choices, batch.counts, batch.finish)
     for handle, choice, count, finish in zip(*(c.tolist() for c in columns), strict=True):
         tokens.setdefault((handle, choice), []).extend(flat[:count])
         flat = flat[count:]
-        assert finish in (FinishReason.NONE, FinishReason.LENGTH)
+        assert finish in (FinishReason.NONE, FinishReason.LENGTH, FinishReason.STOP)
     return int(np.count_nonzero(batch.finish))
 
 
@@ -166,11 +176,18 @@ def tiny_config(
 class TinyEngine:
     """Runs requests to their end, ``check()`` after every step."""
 
-    def __init__(self, files: ModelFiles, *, overlap: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        files: ModelFiles,
+        *,
+        overlap: bool = False,
+        grammars: GrammarCache | None = None,
+        **options: Any,
+    ) -> None:
         config = tiny_config(overlap=overlap, **options)
-        self.worker = Worker(config, files)
+        self.worker = Worker(config, files, grammars=grammars)
         info = self.worker.start()
-        self.scheduler = build_scheduler(config.scheduler, config.cache, info)
+        self.scheduler = build_scheduler(config.scheduler, config.cache, info, grammars)
         loop = OverlapEngineLoop if overlap else EngineLoop
         ready = EngineReady(files.name, MAX_LEN, info.vocab_size, 0, 1.0)
         # Requests go straight to the loop: no inbox, no outbox.
@@ -178,7 +195,7 @@ class TinyEngine:
         self.batches: list[OutputBatch] = []
 
     def run(self, requests: list[Request]) -> Tokens:
-        """Tokens of every choice. Every one must end by length."""
+        """Tokens of every choice."""
         for entry in requests:
             self.loop.submit(entry)
         tokens: Tokens = {}
@@ -188,6 +205,17 @@ class TinyEngine:
                 self.batches.append(batch)
                 collect(batch, tokens)
             self.scheduler.check()
+        return tokens
+
+    def run_until_idle(self, requests: list[Request]) -> Tokens:
+        """Tokens of these requests alone; others may wait for something outside the engine."""
+        tokens: Tokens = {}
+        for entry in requests:
+            self.loop.submit(entry)
+        left = sum(entry.params.n for entry in requests)
+        while left:
+            for batch in self.loop.step():
+                left -= collect(batch, tokens)
         return tokens
 
     @property

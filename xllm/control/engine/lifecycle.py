@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import concurrent.futures
 import gc
 import logging
 import time
@@ -37,6 +38,8 @@ from xllm.core.request.request import Request
 
 logger = logging.getLogger(__name__)
 
+# Longest that an arrival waits while nothing but compilers work.
+_GRAMMAR_SECONDS = 0.005
 _DRAINING = "the server is shutting down"
 _NO_ADAPTER = "model: the adapter was unloaded"
 
@@ -206,6 +209,11 @@ class EngineLoopBase(abc.ABC):
         if not self._worker.healthy:
             raise EngineDeadError(reason) from error
         return self._scheduler.fail(plan, f"the model step failed: {reason}")
+
+    def _await_grammars(self) -> None:
+        """Nothing can run but what waits for a grammar: let its compiler have the processor."""
+        if pending := self._scheduler.pending_grammars:
+            concurrent.futures.wait(pending, _GRAMMAR_SECONDS, concurrent.futures.FIRST_COMPLETED)
 
     def _messages(self, *batches: OutputBatch | None) -> list[ToServer]:
         return [batch for batch in batches if batch is not None]

@@ -18,6 +18,7 @@ class EngineLoop(EngineLoopBase):
         with self._stats.timed():
             plan = self._scheduler.schedule()
             if plan is None:
+                self._await_grammars()
                 return self._messages(self._scheduler.flush())
             try:
                 result = self._worker.execute(plan).result()

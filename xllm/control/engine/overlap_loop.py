@@ -35,6 +35,8 @@ class OverlapEngineLoop(EngineLoopBase):
                     launched = (plan, self._worker.execute(plan))
                 except Exception as error:
                     failure = error
+            elif self._pending is None:
+                self._await_grammars()
             batches = [self._commit_pending()]
             if plan is not None and failure is not None:
                 batches.append(self._fail_step(plan, failure))

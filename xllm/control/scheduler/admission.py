@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from xllm.control.scheduler.budget import StepDraft
+from xllm.control.scheduler.grammars import GrammarQueue
 from xllm.control.scheduler.sequence import RequestState, Sequence, Status
 from xllm.control.scheduler.state import SchedulerState
 from xllm.core.config import SchedulerConfig
@@ -22,10 +23,15 @@ class Admission:
     """Turns requests into sequences, and waiting sequences into running ones."""
 
     def __init__(
-        self, config: SchedulerConfig, state: SchedulerState, enable_prefix_caching: bool
+        self,
+        config: SchedulerConfig,
+        state: SchedulerState,
+        grammars: GrammarQueue,
+        enable_prefix_caching: bool,
     ) -> None:
         self._config = config
         self._state = state
+        self._grammars = grammars
         self._enable_prefix_caching = enable_prefix_caching
         self._uses_priority = config.priority_policy == "priority"
         self._num_arrived = 0
@@ -51,10 +57,9 @@ class Admission:
                 f"prompt has {prompt_len} tokens, but the KV cache holds at most "
                 f"{blocks.capacity_tokens}",
             )
-        if request.structured_output is not None:
-            message = "structured_outputs is not supported by this engine"
-            return Failure(request.handle, -1, message, 400, "structured_outputs")
-        if len(self._state.queue) >= self._config.max_waiting:
+        if (failure := self._grammars.refusal(request)) is not None:
+            return failure
+        if len(self._state.queue) + len(self._grammars) >= self._config.max_waiting:
             message = f"{self._config.max_waiting} requests wait already; try again later"
             return Failure(request.handle, -1, message, 429)
         return None
@@ -93,7 +98,7 @@ class Admission:
             self._num_arrived += 1
             entry.live[choice] = sequence
         state.requests[request.handle] = entry
-        state.queue.push(entry.live[0])
+        self._grammars.enqueue(entry)
 
     # --- the ADMIT phase ---------------------------------------------------------------------
 

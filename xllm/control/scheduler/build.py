@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xllm.control.scheduler.scheduler import Scheduler
 from xllm.core.config import CacheConfig, SchedulerConfig
+from xllm.core.grammar import GrammarCache
 from xllm.kv_cache.blocks import BlockManager
 from xllm.kv_cache.layout import CacheDemand, WorkerInfo
 
@@ -18,7 +19,10 @@ def cache_demand(config: SchedulerConfig, max_model_len: int) -> CacheDemand:
 
 
 def build_scheduler(
-    config: SchedulerConfig, cache_config: CacheConfig, info: WorkerInfo
+    config: SchedulerConfig,
+    cache_config: CacheConfig,
+    info: WorkerInfo,
+    grammars: GrammarCache | None = None,
 ) -> Scheduler:
     """Build the block accounting for the worker's cache groups, and a scheduler on top.
 
@@ -29,6 +33,7 @@ def build_scheduler(
         config,
         BlockManager(info.cache_groups, cache_demand(config, info.max_model_len)),
         info.vocab_size,
+        grammars=grammars,
         enable_prefix_caching=cache_config.enable_prefix_caching,
         find_shared_prefixes=info.reads_shared_prefixes,
     )

@@ -28,7 +28,9 @@ class Committer:
         step = self._retire(plan)
         assert result.step_id == plan.step_id
         for index, reason in result.failed.items():
-            self._quarantine(int(step.rows[plan.samples][index]), reason)
+            self._quarantine(int(step.rows[plan.samples][index]), reason, 500)
+        for index, reason in result.refused.items():
+            self._quarantine(int(step.rows[plan.samples][index]), reason, 400)
         sampled = self._take_tokens(step, result)
         self._publish(step, sampled)
         if step.num_decodes < step.rows.size:
@@ -51,7 +53,7 @@ class Committer:
             if sequence is None:
                 continue
             if step.rows.size == 1 or sequence.num_trials == _MAX_TRIALS:
-                self._quarantine(row, message)
+                self._quarantine(row, message, 500)
                 continue
             sequence.suspect = True
             sequence.num_trials += 1
@@ -70,12 +72,12 @@ class Committer:
         self._state.table.in_flight[step.rows] -= 1
         return step
 
-    def _quarantine(self, row: int, reason: str) -> None:
+    def _quarantine(self, row: int, reason: str, status: int) -> None:
         sequence = self._state.table.sequences[row]
         if sequence is None:
             return  # left already; the failure is that of a dropped result
         notices = self._state.notices
-        notices.failures.append(Failure(sequence.handle, sequence.choice, reason, 500))
+        notices.failures.append(Failure(sequence.handle, sequence.choice, reason, status))
         notices.ended.append((sequence.handle, sequence.choice, FinishReason.ERROR))
         self._state.blocks.forget(row)  # suspect content: nobody may share it
         self._state.finish(sequence)

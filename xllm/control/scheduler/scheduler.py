@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from typing import Any
+
 import numpy as np
 
 from xllm.control.scheduler.admission import Admission
 from xllm.control.scheduler.budget import StepDraft, TokenBudget
 from xllm.control.scheduler.commit import Committer
+from xllm.control.scheduler.grammars import GrammarQueue
 from xllm.control.scheduler.isolation import Isolation
 from xllm.control.scheduler.policies import POLICIES
 from xllm.control.scheduler.policies.base import Phase, Policy, RunningLoad
@@ -15,6 +19,7 @@ from xllm.control.scheduler.sequence import Sequence, Status
 from xllm.control.scheduler.sharing import SharedPrefixFinder
 from xllm.control.scheduler.state import SchedulerState, StepInFlight
 from xllm.core.config import SchedulerConfig
+from xllm.core.grammar import GrammarCache
 from xllm.core.messages.server import EngineStats, Failure, OutputBatch
 from xllm.core.messages.worker import NewRows, StepPlan, StepResult
 from xllm.core.request.finish import FinishReason
@@ -32,6 +37,7 @@ class Scheduler:
         config: budgets and policies.
         blocks: block accounting; its demand gives the number of rows and the context length.
         vocab_size: sampled tokens are below it.
+        grammars: compiles what constrains answers; None refuses such requests.
         enable_prefix_caching: whether requests share the blocks of equal prefixes. Without it
             only the choices of one request do.
         find_shared_prefixes: whether the worker has use for ``StepPlan.shared_prefixes``.
@@ -49,6 +55,7 @@ class Scheduler:
         blocks: BlockManager,
         vocab_size: int,
         *,
+        grammars: GrammarCache | None = None,
         enable_prefix_caching: bool = True,
         find_shared_prefixes: bool = False,
     ) -> None:
@@ -60,7 +67,8 @@ class Scheduler:
         self._config = config
         self._state = SchedulerState(blocks, vocab_size)
         self._policy: Policy = POLICIES.load(config.scheduling).Policy()
-        self._admission = Admission(config, self._state, enable_prefix_caching)
+        self._grammars = GrammarQueue(self._state, grammars)
+        self._admission = Admission(config, self._state, self._grammars, enable_prefix_caching)
         self._preemption = Preemption(self._state)
         self._committer = Committer(self._state)
         self._isolation = Isolation(self._state, self._admission, self._preemption)
@@ -128,6 +136,11 @@ class Scheduler:
         """Whether anything waits, runs, or has a step in flight."""
         return self._state.has_work
 
+    @property
+    def pending_grammars(self) -> list[Future[Any]]:
+        """What requests wait for that cannot be scheduled yet."""
+        return self._grammars.pending
+
     # --- the step --------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
@@ -136,6 +149,7 @@ class Scheduler:
         The plan's arrays stay as they are, and are read only: plans share constant columns.
         """
         state = self._state
+        self._grammars.release()
         draft = StepDraft(TokenBudget(self._config.max_num_batched_tokens))
         if self._isolation.active:
             self._isolation.draft(draft)
@@ -148,7 +162,8 @@ class Scheduler:
         for phase in self._policy.order(len(state.queue), running, draft.budget.total):
             self._phases[phase](draft)
         if draft.is_empty:
-            assert state.in_flight or not state.requests, "work waits, but nothing can run"
+            idle = len(self._grammars) == len(state.requests)
+            assert state.in_flight or idle, "work waits, but nothing can run"
             return None
         return self._launch(draft)
 

@@ -7,6 +7,7 @@ import enum
 
 import msgspec
 
+from xllm.core.grammar import Compilation
 from xllm.core.messages.worker import RowSampling
 from xllm.core.request.request import Request
 from xllm.core.utils.arrays import Int32Array
@@ -18,6 +19,7 @@ _SEED_SPAN = 1 << 64
 class Status(enum.Enum):
     """Where a sequence is."""
 
+    COMPILING = "compiling"  # leads a request whose grammar is not compiled yet
     PARKED = "parked"  # waits for its leader to compute the shared prompt
     WAITING = "waiting"  # in the queue, new or preempted
     RUNNING = "running"  # has a row
@@ -37,6 +39,7 @@ class RequestState:
     leader: int = 0  # choice
     prompt_computed: bool = False
     next_prompt_logprob: int = 1  # first prompt position whose logprob was not sent
+    grammar: Compilation | None = None  # held, so that the worker finds it compiled
     live: dict[int, Sequence] = dataclasses.field(default_factory=dict)  # choice -> sequence
 
     @property
@@ -100,4 +103,10 @@ class Sequence:
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         half = _SEED_SPAN // 2
         seed = (request.seed + self.choice + half) % _SEED_SPAN - half
-        return RowSampling(params, seed, request.suppress_token_ids, request.bad_words_token_ids)
+        return RowSampling(
+            params,
+            seed,
+            request.suppress_token_ids,
+            request.bad_words_token_ids,
+            request.structured_output,
+        )

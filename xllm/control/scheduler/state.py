@@ -73,6 +73,7 @@ class SchedulerState:
             self.vacate(sequence)
         elif sequence.status is Status.WAITING:
             self.queue.remove(sequence)
+        compiling = sequence.status is Status.COMPILING
         sequence.status = Status.FINISHED
         sequence.tokens = sequence.keys = None
         state = sequence.state
@@ -82,7 +83,10 @@ class SchedulerState:
         elif sequence.is_leader and not state.prompt_computed:
             heir = next(iter(state.live.values()))
             state.leader = heir.choice
-            self.queue.push(heir)
+            if compiling:
+                heir.status = Status.COMPILING
+            else:
+                self.queue.push(heir)
 
     def vacate(self, sequence: Sequence) -> None:
         """Take a running sequence off its row; the row retires with the steps in flight."""
@@ -148,6 +152,7 @@ class SchedulerState:
                 counts[sequence.status] += 1
                 parked = sequence.status is Status.PARKED
                 assert not parked or (not state.prompt_computed and not sequence.is_leader)
+                assert sequence.status is not Status.COMPILING or sequence.is_leader
         assert counts[Status.FINISHED] == 0
         assert counts[Status.RUNNING] == self.table.num_live
         assert counts[Status.WAITING] == len(self.queue)

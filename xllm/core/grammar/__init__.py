@@ -2,11 +2,21 @@
 
 The only place that knows the library (llguidance, extra ``structured``), for the frontend, which
 validates with it, and for the worker, which samples with it. Imports it on first use, torch never.
-Public: ``Vocabulary``, ``GrammarCompiler``, ``GrammarError``, ``GrammarCache``, ``Compilation``.
+Public: ``Vocabulary``, ``GrammarCompiler``, ``GrammarError``, ``GrammarCache``, ``Compilation``,
+``Grammar``, ``MaskFiller``.
 """
 
 from xllm.core.grammar.cache import Compilation, GrammarCache
-from xllm.core.grammar.compiler import GrammarCompiler, GrammarError
+from xllm.core.grammar.compiler import Grammar, GrammarCompiler, GrammarError
+from xllm.core.grammar.masks import MaskFiller
 from xllm.core.grammar.vocabulary import Vocabulary
 
-__all__ = ["Compilation", "GrammarCache", "GrammarCompiler", "GrammarError", "Vocabulary"]
+__all__ = [
+    "Compilation",
+    "Grammar",
+    "GrammarCache",
+    "GrammarCompiler",
+    "GrammarError",
+    "MaskFiller",
+    "Vocabulary",
+]

@@ -9,24 +9,26 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
-from xllm.core.grammar.compiler import GrammarCompiler, GrammarError
+from xllm.core.grammar.compiler import Grammar, GrammarCompiler, GrammarError
+from xllm.core.observability.logging import get_logger
 from xllm.core.request.structured import StructuredOutput
+
+logger = get_logger(__name__)
 
 _NUM_RECENT = 256
 _NUM_THREADS = 2
 
 
 class Compilation:
-    """One grammar on its way. Whoever holds it keeps it in the cache.
+    """One grammar on its way; ``future`` may end with ``GrammarError``.
 
-    ``future`` ends with an ``llguidance.LLMatcher`` at the grammar's start, or ``GrammarError``.
+    Whoever holds it keeps it in the cache.
     """
 
     def __init__(self, output: StructuredOutput) -> None:
         self.output = output
-        self.future: Future[Any] = Future()
+        self.future: Future[Grammar] = Future()
         self._begun: float | None = None  # time.monotonic()
 
     @property
@@ -44,15 +46,16 @@ class Compilation:
         """Compile; never raises."""
         self._begun = time.monotonic()
         try:
-            matcher = get_compiler().compile(self.output)
+            grammar = get_compiler().compile(self.output)
         except GrammarError as error:
             self.future.set_exception(error)
         except BaseException as error:  # a panic of the library is no Exception
+            logger.exception("a grammar could not be compiled")
             self.future.set_exception(
                 GrammarError(f"the grammar compiler failed: {type(error).__name__}")
             )
         else:
-            self.future.set_result(matcher)
+            self.future.set_result(grammar)
 
 
 class GrammarCache:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class Vocabulary:
     token_bytes: Sequence[bytes]
     special_ids: Collection[int]
     eos_token_ids: Sequence[int]  # at least one
+    encode: Callable[[str], list[int]]
 
     @classmethod
     def of_size(
@@ -26,8 +27,10 @@ class Vocabulary:
         token_bytes: Sequence[bytes],
         special_ids: Collection[int],
         eos_token_ids: Sequence[int],
+        encode: Callable[[str], list[int]],
     ) -> Vocabulary:
         """Cut or padded to the ``size`` ids that the model can sample."""
         table = [*token_bytes[:size], *[b""] * (size - len(token_bytes))]
         ends = tuple(i for i in eos_token_ids if i < size)
-        return cls(table, frozenset(i for i in (*special_ids, *ends) if i < size), ends)
+        specials = frozenset(i for i in (*special_ids, *ends) if i < size)
+        return cls(table, specials, ends, encode)

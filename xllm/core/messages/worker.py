@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from xllm.core.request.sampling import SamplingParams
+from xllm.core.request.structured import StructuredOutput
 from xllm.core.utils.arrays import BoolArray, Float32Array, Int32Array
 
 
@@ -19,6 +20,7 @@ class RowSampling(msgspec.Struct, frozen=True, array_like=True):
     seed: int
     suppress_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    structured_output: StructuredOutput | None = None
 
 
 class NewRows(msgspec.Struct, frozen=True, array_like=True):
@@ -127,7 +129,8 @@ class StepResult(msgspec.Struct, frozen=True, tag="result"):
     """Sampled tokens, in the order of the plan's rows with ``samples`` set.
 
     ``failed`` maps an index into ``token_ids`` to the reason why that row must be quarantined (its
-    token is meaningless).
+    token is meaningless); ``refused`` likewise where the request itself is the reason: it rules
+    every token out.
     """
 
     step_id: int
@@ -135,4 +138,5 @@ class StepResult(msgspec.Struct, frozen=True, tag="result"):
     logprobs: SampledLogprobs | None = None
     prompt_logprobs: list[RowPromptLogprobs] = []
     failed: dict[int, str] = {}
+    refused: dict[int, str] = {}
     pooled: PooledRows | None = None

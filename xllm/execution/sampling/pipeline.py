@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from xllm.core.utils.registry import Registry
@@ -13,11 +15,22 @@ registry = Registry("xllm.execution.sampling.processors", "sampling processor")
 
 
 class Pipeline:
-    """Runs the processors that the step's rows use, in ``ORDER``; without users it does nothing."""
+    """Runs the processors that the step's rows use, in ``ORDER``; without users it does nothing.
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+    Args:
+        last: processors that come after those, in their order.
+    """
+
+    def __init__(
+        self,
+        max_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        last: Sequence[LogitsProcessor] = (),
+    ) -> None:
         self._processors: list[LogitsProcessor] = [
-            registry.load(name).Processor(max_rows, vocab_size, device) for name in ORDER
+            *(registry.load(name).Processor(max_rows, vocab_size, device) for name in ORDER),
+            *last,
         ]
 
     @property

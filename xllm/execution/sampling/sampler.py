@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 
+from xllm.core.grammar import GrammarCache
 from xllm.core.utils.arrays import Int32Array, Int64Array
+from xllm.execution.sampling.grammar import GrammarMask
 from xllm.execution.sampling.logprobs import TokenLogprobs, token_logprobs
 from xllm.execution.sampling.pipeline import Pipeline
 from xllm.execution.sampling.processors._base import LogitsProcessor
@@ -39,13 +42,12 @@ class Samples:
     logprobs: TokenLogprobs | None
 
 
-def failure_reason(best_logit: float) -> str:
-    """Why a row whose largest logit is ``best_logit``, not finite, has no token."""
-    if best_logit == -np.inf:
-        return (
-            "no token is left to sample: allowed_token_ids, bad_words and min_tokens ban them all"
-        )
-    return "the model's logits for this sequence are not finite"
+# Why a row has no token: its largest logit is -inf, or not a number.
+NOTHING_LEFT = (
+    "no token is left to sample: structured_outputs, allowed_token_ids, bad_words and min_tokens "
+    "ban them all"
+)
+NOT_FINITE = "the model's logits for this sequence are not finite"
 
 
 class Sampler:
@@ -55,13 +57,24 @@ class Sampler:
         max_rows: rows of the persistent tables.
         vocab_size: tokens that may be sampled; logits beyond are padding.
         device: where logits live.
+        grammars: of constrained rows; without them such rows are refused.
     """
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        grammars: GrammarCache | None = None,
+    ) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self.table = SamplingTable(max_rows, vocab_size, device)
-        self._pipeline = Pipeline(max_rows, vocab_size, device)
+        self._grammar: GrammarMask | None = None
+        if grammars is not None:
+            self._grammar = GrammarMask(max_rows, vocab_size, device, grammars)
+        last = () if self._grammar is None else (self._grammar,)
+        self._pipeline = Pipeline(max_rows, vocab_size, device, last)
 
     def add_request(self, request: RowRequest) -> None:
         """Take over a row that starts or resumes.
@@ -69,8 +82,15 @@ class Sampler:
         Raises:
             ValueError: a parameter does not fit the model; the row samples without it.
         """
+        if request.sampling.structured_output is not None and self._grammar is None:
+            raise ValueError("structured_outputs is not supported by this engine")
         self.table.set(request.row, request.sampling.params, request.sampling.seed)
         self._pipeline.add_request(request)
+
+    @property
+    def failures(self) -> Mapping[int, str]:
+        """Rows whose grammar cannot be followed any further, with the reason."""
+        return {} if self._grammar is None else self._grammar.failures
 
     def remove(self, row: int) -> None:
         """Forget a freed row's state."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ import torch
 from xllm.core.messages.worker import RowPromptLogprobs, SampledLogprobs, StepResult
 from xllm.core.utils.arrays import Int32Array
 from xllm.execution.sampling.logprobs import TokenLogprobs
-from xllm.execution.sampling.sampler import Samples, failure_reason
+from xllm.execution.sampling.sampler import NOT_FINITE, NOTHING_LEFT, Samples
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class PendingResult:
     Args:
         refused: rows whose request does not fit the model, with the reason; they fail when they
             would sample.
+        stuck: rows whose grammar cannot be followed further, with the reason.
     """
 
     def __init__(
@@ -38,10 +40,12 @@ class PendingResult:
         samples: Samples,
         prompt_parts: list[PromptPart],
         refused: dict[int, str],
+        stuck: Mapping[int, str],
     ) -> None:
         self._step_id = step_id
         self._rows = rows  # (M,)
-        self._refused = dict(refused)
+        self._unfit = dict(refused)
+        self._stuck = dict(stuck)
         self._entries, self._counts = samples.logprob_entries, samples.logprob_counts
         device = samples.token_ids.device
         self._tokens = to_host(samples.token_ids)
@@ -71,6 +75,7 @@ class PendingResult:
         if self._event is not None:
             self._event.synchronize()
         self.fetched = True
+        failed, refused = self._failures()
         return StepResult(
             step_id=self._step_id,
             token_ids=self._tokens.numpy().astype(np.int32),
@@ -79,7 +84,8 @@ class PendingResult:
                 RowPromptLogprobs(part.row, part.start, *_arrays(part.logprobs))
                 for part in self._prompt_parts
             ],
-            failed=self._failed(),
+            failed=failed,
+            refused=refused,
         )
 
     def _sampled_logprobs(self) -> SampledLogprobs | None:
@@ -89,16 +95,25 @@ class PendingResult:
             self._entries.astype(np.int32), self._counts, *_arrays(self._logprobs)
         )
 
-    def _failed(self) -> dict[int, str]:
+    def _failures(self) -> tuple[dict[int, str], dict[int, str]]:
+        """Why rows have no token: faults of the engine's, and what their requests brought about."""
         best = self._best_logits.numpy()
         finite = np.isfinite(best)
         failed: dict[int, str] = {}
+        refused: dict[int, str] = {}
         if not finite.all():
-            failed = {int(i): failure_reason(float(best[i])) for i in np.flatnonzero(~finite)}
-        if self._refused:
-            rows = self._rows.tolist()
-            failed |= {i: self._refused[row] for i, row in enumerate(rows) if row in self._refused}
-        return failed
+            for place in np.flatnonzero(~finite).tolist():
+                banned = best[place] == -np.inf
+                kind = refused if banned else failed
+                kind[place] = NOTHING_LEFT if banned else NOT_FINITE
+        rows = self._rows.tolist() if self._unfit or self._stuck else []
+        for place, row in enumerate(rows):
+            if row in self._stuck:
+                refused[place] = self._stuck[row]
+            if row in self._unfit:
+                refused.pop(place, None)
+                failed[place] = self._unfit[row]
+        return failed, refused
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

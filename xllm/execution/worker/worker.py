@@ -10,6 +10,7 @@ import torch
 
 from xllm.core.config import XllmConfig
 from xllm.core.config.files import ModelFiles
+from xllm.core.grammar import GrammarCache
 from xllm.core.messages.worker import NewRows, StepPlan, WorkerStats
 from xllm.core.observability.logging import get_logger
 from xllm.execution.executor import Executor
@@ -60,13 +61,19 @@ class Worker:
         config: the worker reads its model, cache, scheduler and execution slices.
         files: the resolved model.
         progress: told the start-up phase and how far it is, 0..1.
+        grammars: of constrained rows, compiled before they start; without it they are refused.
     """
 
     def __init__(
-        self, config: XllmConfig, files: ModelFiles, progress: Progress | None = None
+        self,
+        config: XllmConfig,
+        files: ModelFiles,
+        progress: Progress | None = None,
+        grammars: GrammarCache | None = None,
     ) -> None:
         self._config = config
         self._files = files
+        self._grammars = grammars
         self._progress = progress or (lambda phase, fraction: None)
         self._device = torch.device("cpu")
         self._started: _Started | None = None
@@ -180,7 +187,7 @@ class Worker:
         storage = CacheStorage.allocate(groups, backend, model.dtype, self._device)
         graphs = resources.open_graphs(self._config.execution, platform, backend)
         rows = Rows(max_rows, model.config.max_len, groups, self._device)
-        sampler = Sampler(max_rows, model.vocab_size, self._device)
+        sampler = Sampler(max_rows, model.vocab_size, self._device, self._grammars)
         mixed = None
         if graphs is not None and backend.graph_support == GraphSupport.ALWAYS:
             widths = [table.shape[1] for table in rows.block_tables]
@@ -252,7 +259,9 @@ class Worker:
         if started.graph_step is not None and not adapted:
             samples = started.graph_step.execute(plan)
             if samples is not None:
-                pending = PendingResult(plan.step_id, plan.rows, samples, [], self._refused)
+                pending = PendingResult(
+                    plan.step_id, plan.rows, samples, [], self._refused, started.sampler.failures
+                )
                 self._last_decode = pending
                 return pending
         inputs = started.builder.build(plan)
@@ -266,6 +275,7 @@ class Worker:
             samples,
             started.scorer.score(plan, output.hidden),
             self._refused,
+            started.sampler.failures,
         )
 
     def stats(self) -> WorkerStats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 from collections.abc import Iterable, Sequence
 
 import tokenizers
@@ -11,6 +12,7 @@ from xllm.core.grammar import Vocabulary
 from xllm.frontend.text import token_bytes
 
 _PROBE = "a"
+_ANCHOR = "\n"
 
 
 class Tokenizer:
@@ -74,7 +76,7 @@ class Tokenizer:
         """Text of the EOS token."""
         return self._special_text(self.eos_token_id)
 
-    @property
+    @functools.cached_property
     def adds_prefix_blank(self) -> bool:
         """Whether a text is encoded as if a blank stood before it (sentencepiece)."""
         ids = self._encode([_PROBE])[0]
@@ -123,6 +125,16 @@ class Tokenizer:
         shift = len(self.framed(ids)) - len(ids) - len(self._suffix)
         return [bisect.bisect_right(ends, char) + shift for char in chars]
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Token ids of ``text`` as it goes on from another text: nothing is put before it."""
+        ids = self.encode(text, add_special_tokens=False)
+        if not self.adds_prefix_blank:
+            return ids
+        # Sentencepiece puts a blank before every text. Behind a line break it does not.
+        anchor = self.encode(_ANCHOR, add_special_tokens=False)
+        anchored = self.encode(_ANCHOR + text, add_special_tokens=False)
+        return anchored[len(anchor) :] if anchored[: len(anchor)] == anchor else ids
+
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence. Bytes that are not UTF-8 become U+FFFD."""
         table = self.text_bytes if skip_special_tokens else self.token_bytes
@@ -148,7 +160,13 @@ class Tokenizer:
 
     def vocabulary(self, size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
         """What grammars know of a model with ``size`` ids."""
-        return Vocabulary.of_size(size, self.token_bytes, self.special_ids, eos_token_ids)
+        return Vocabulary.of_size(
+            size,
+            self.token_bytes,
+            self.special_ids,
+            eos_token_ids,
+            self.encode_inside,
+        )
 
     def token_id(self, token: str) -> int | None:
         """Id of a vocabulary entry by its exact name."""

@@ -29,6 +29,7 @@ OP_FILES = {
     "expand_decode": "decode_step",
     "sample_tokens": "sampling",
     "choose_tokens": "choose",
+    "mask_logits": "mask",
 }
 
 _PACKAGE = __name__.rpartition(".")[0]

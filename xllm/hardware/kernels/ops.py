@@ -343,6 +343,18 @@ def choose_tokens(
     return reference.choose_tokens(logits, inverse_temperature, log_min_p, top_k, top_p, keys)
 
 
+def mask_logits(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+    """Set the logits of banned tokens to -inf, in place.
+
+    Args:
+        logits: (M, V) float32, rows contiguous.
+        rows: (C,) int64, which rows have a mask; none twice.
+        masks: (C, ceil(V / 32)) int32, contiguous: bit ``i % 32`` of word ``i // 32`` allows token
+            ``i``.
+    """
+    reference.mask_logits(logits, rows, masks)
+
+
 def use_platform(name: str, *, traceable: bool = False) -> None:
     """Bind every op to the implementation in ``kernels/<name>/``, or to the reference.
 

@@ -7,7 +7,6 @@ from scipy import stats
 
 from tests.unit.execution.sampling.helpers import Bench
 from xllm.execution.sampling.rng import exponential, row_keys
-from xllm.execution.sampling.sampler import failure_reason
 
 NAN = float("nan")
 
@@ -46,14 +45,13 @@ def test_a_single_nan_or_infinity_fails_the_row():
     logits = torch.tensor([[0.0, NAN, 9.0, 1.0], [0.0, float("inf"), 1.0, 1.0]])
     best = bench.sample([0, 1], logits).best_logits
     assert not torch.isfinite(best).any()
-    assert "not finite" in failure_reason(float(best[0]))
 
 
 def test_banning_every_token_fails_the_row():
     bench = Bench(4)
     bench.add(0, [0], allowed_token_ids=[2], bad_words=((2,),))
     best = bench.sample([0], torch.zeros(1, 4)).best_logits
-    assert "ban them all" in failure_reason(float(best[0]))
+    assert best.tolist() == [float("-inf")]
 
 
 def test_padded_vocabulary_is_never_sampled_nor_a_logprob():

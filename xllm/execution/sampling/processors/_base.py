@@ -15,9 +15,10 @@ from xllm.execution.sampling.step import RowRequest, SamplingStep, as_index
 class LogitsProcessor(Protocol):
     """One sampling rule. ``num_rows`` rows use it; at 0 the pipeline skips it."""
 
-    num_rows: int
-
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None: ...
+    @property
+    def num_rows(self) -> int:
+        """Rows that use the rule."""
+        ...
 
     def add_request(self, request: RowRequest) -> None:
         """Take over a row that starts or resumes; rows that do not use the rule cost nothing.

@@ -36,7 +36,7 @@ _FLAGS = (
 _ENTRY_POINTS = (
     *("xllm_rms_norm", "xllm_act_and_mul", "xllm_qk_norm_rope_kv_write"),
     *("xllm_paged_attention", "xllm_linear", "xllm_choose_tokens"),
-    *("xllm_expand_decode", "xllm_sample_tokens"),
+    *("xllm_expand_decode", "xllm_sample_tokens", "xllm_mask_logits"),
 )
 _TIMEOUT_SECONDS = 300
 

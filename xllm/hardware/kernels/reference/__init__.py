@@ -9,6 +9,7 @@ from xllm.hardware.kernels.reference.choose import choose_tokens
 from xllm.hardware.kernels.reference.decode_step import expand_decode
 from xllm.hardware.kernels.reference.encoder_attention import encoder_attention
 from xllm.hardware.kernels.reference.linear import PackedLinear, linear, pack_linear
+from xllm.hardware.kernels.reference.mask import mask_logits
 from xllm.hardware.kernels.reference.moe import (
     PackedExperts,
     apply_experts,
@@ -29,6 +30,7 @@ __all__ = [
     "expand_decode",
     "fused_add_rms_norm",
     "linear",
+    "mask_logits",
     "pack_experts",
     "pack_linear",
     "paged_attention",

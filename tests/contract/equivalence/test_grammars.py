@@ -1,0 +1,231 @@
+"""Constrained answers: valid, and the same tokens whatever the engine does to get there."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.contract.equivalence.tiny_engine import (
+    EOS,
+    MAX_LEN,
+    SAMPLED,
+    TinyEngine,
+    Tokens,
+    Truth,
+    request,
+)
+from xllm.core.grammar import GrammarCache, GrammarCompiler, Vocabulary
+from xllm.core.messages.server import Failure
+from xllm.core.request.finish import FinishReason
+from xllm.core.request.request import Request
+from xllm.core.request.structured import StructuredOutput
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}, "k": {"enum": ["cat", "日本"]}},
+    "required": ["n", "k"],
+    "additionalProperties": False,
+}
+GRAMMARS = {
+    "schema": StructuredOutput("json_schema", json.dumps(SCHEMA)),
+    "compact": StructuredOutput("json_schema", json.dumps(SCHEMA), compact=True),
+    "regex": StructuredOutput("regex", "[0-9]{3}-[0-9]{4}"),
+    "choice": StructuredOutput("regex", "yes|no|yesterday"),
+    "lark": StructuredOutput("lark", 'start: "(" start ")" | "x"'),
+    "late": StructuredOutput("regex", "[ab]{4}", after_text="q"),
+    "endless": StructuredOutput("regex", "[a-z ]*"),
+}
+BYTES = [*(bytes([i]) for i in range(256)), b"<eos>"]
+# Rows stand at every offset, half of them are drawn, and unconstrained rows are among them.
+NAMES = [*GRAMMARS, "none", *GRAMMARS, "none"]
+
+
+def new_cache(make: Any = GrammarCompiler) -> GrammarCache:
+    """Grammars over single bytes."""
+    return GrammarCache(
+        lambda: make(Vocabulary(BYTES, {EOS}, [EOS], lambda text: list(text.encode())))
+    )
+
+
+def requests() -> list[Request]:
+    rng = np.random.default_rng(1)
+    built = []
+    for handle, name in enumerate(NAMES):
+        prompt = rng.integers(0, 256, (3, 8, 17, 40)[handle % 4]).tolist()
+        params = SAMPLED if handle % 2 else {"temperature": 0.0}
+        # The model's own choice is forced to "q" in time, so that a late grammar begins.
+        if name == "late":
+            params = {**params, "logit_bias": {ord("q"): 8.0}}
+        grammar = GRAMMARS.get(name)
+        built.append(request(handle, prompt, 48, seed=handle, grammar=grammar, **params))
+    return built
+
+
+@pytest.fixture(scope="module")
+def alone(truth: Truth) -> Tokens:
+    """What each request answers alone."""
+    engine = TinyEngine(truth.files, prefix_caching=False, grammars=new_cache())
+    tokens: Tokens = {}
+    for entry in requests():
+        tokens |= engine.run([entry])
+    return tokens
+
+
+def test_answers_follow_their_grammar(alone: Tokens):
+    for (handle, _), tokens in alone.items():
+        name = NAMES[handle]
+        if name == "none":
+            assert len(tokens) == 48
+            continue
+        assert EOS not in tokens[:-1]
+        data = bytes(token for token in tokens if token != EOS)
+        if tokens[-1] != EOS:
+            assert len(tokens) == 48 and name in ("schema", "lark", "late", "endless", "compact")
+            continue
+        text = data.decode()
+        if name in ("schema", "compact"):
+            value = json.loads(text)
+            assert set(value) == {"n", "k"} and type(value["n"]) is int
+            assert name == "schema" or not re.search(r"\s", text)
+        elif name == "late":
+            assert re.fullmatch("[^q]*q[ab]{4}", data.decode("latin-1"), re.DOTALL)
+        elif name == "lark":
+            depth = (len(text) - 1) // 2
+            assert text == "(" * depth + "x" + ")" * depth
+        else:
+            assert re.fullmatch(GRAMMARS[name].text, text)
+
+
+_VARIANTS = {
+    "batch": {},
+    "overlap": {"overlap": True},
+    "chunk 16": {"step_tokens": 16},
+    "chunk 16, overlap": {"step_tokens": 16, "overlap": True},
+    "four rows, overlap": {"max_rows": 4, "overlap": True},
+}
+
+
+@pytest.mark.parametrize("options", _VARIANTS.values(), ids=_VARIANTS)
+def test_batched_equals_alone(truth: Truth, alone: Tokens, options: dict[str, Any]):
+    engine = TinyEngine(truth.files, grammars=new_cache(), **options)
+    assert engine.run(requests()) == alone
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+def test_preempted_equals_undisturbed(truth: Truth, alone: Tokens, overlap: bool):
+    engine = TinyEngine(
+        truth.files, overlap=overlap, grammars=new_cache(), num_kv_tokens=MAX_LEN * 3 // 2
+    )
+    assert engine.run(requests()) == alone
+    assert engine.stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+def test_choices_have_matchers_of_their_own(truth: Truth, overlap: bool):
+    engine = TinyEngine(truth.files, overlap=overlap, grammars=new_cache())
+    both = engine.run([request(0, [5, 6, 7], 40, seed=70, n=2, grammar=GRAMMARS["regex"])])
+    for choice in range(2):
+        solo = engine.run([request(1, [5, 6, 7], 40, seed=70 + choice, grammar=GRAMMARS["regex"])])
+        assert both[0, choice] == solo[1, 0]
+    assert len(both[0, 0]) == 9
+
+
+def run_all(engine: TinyEngine, entries: list[Request]) -> tuple[Tokens, list[Failure]]:
+    """Tokens and failures of requests of which some fail."""
+    for entry in entries:
+        engine.loop.submit(entry)
+    tokens: Tokens = {}
+    failures: list[Failure] = []
+    while engine.scheduler.has_work:
+        for batch in engine.loop.step():
+            failures += batch.failures
+            flat = batch.token_ids.tolist()
+            for handle, count, finish in zip(
+                batch.handles.tolist(), batch.counts.tolist(), batch.finish.tolist(), strict=True
+            ):
+                if finish != FinishReason.ERROR:
+                    tokens.setdefault((handle, 0), []).extend(flat[:count])
+                flat = flat[count:]
+        engine.scheduler.check()
+    return tokens, failures
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"allowed_token_ids": (7,)},
+        {"min_tokens": 30},
+    ],
+    ids=str,
+)
+def test_a_contradiction_fails_alone(truth: Truth, overlap: bool, params: dict[str, Any]):
+    engine = TinyEngine(truth.files, overlap=overlap, grammars=new_cache())
+    good = request(1, [3, 4], 20, grammar=GRAMMARS["regex"])
+    expected = engine.run([good])
+    bad = request(2, [3, 4], 40, grammar=GRAMMARS["regex"], **params)
+    if "min_tokens" in params:
+        bad = msgspec.structs.replace(bad, suppress_token_ids=(EOS,))
+    tokens, failures = run_all(engine, [good, bad])
+    assert tokens[1, 0] == expected[1, 0]
+    (failure,) = failures
+    assert (failure.handle, failure.status) == (2, 400)
+    assert "structured_outputs" in failure.message
+
+
+class Broken(GrammarCompiler):
+    """Raises for one grammar what no one expects."""
+
+    def compile(self, output: StructuredOutput) -> Any:
+        if output.text == "boom":
+            raise RuntimeError("boom")
+        return super().compile(output)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+def test_a_grammar_that_does_not_compile_fails_alone(truth: Truth, overlap: bool):
+    engine = TinyEngine(truth.files, overlap=overlap, grammars=new_cache(Broken))
+    good = request(1, [3, 4], 20, grammar=GRAMMARS["regex"])
+    bad = [
+        request(2, [3, 4], 20, n=3, grammar=StructuredOutput("json_schema", '{"type":"thing"}')),
+        request(3, [3, 4], 20, grammar=StructuredOutput("regex", "boom")),
+    ]
+    tokens, failures = run_all(engine, [*bad, good])
+    assert {(f.handle, f.choice, f.status) for f in failures} == {(2, -1, 400), (3, -1, 400)}
+    assert set(tokens) == {(1, 0)} and len(tokens[1, 0]) == 9
+
+
+def test_the_engine_runs_on_while_a_grammar_compiles(truth: Truth):
+    """The slow one waits, is aborted in part, and starts when it can."""
+    release = threading.Event()
+
+    class Slow(GrammarCompiler):
+        def compile(self, output: StructuredOutput) -> Any:
+            if output.text == "[xy]{3}":
+                assert release.wait(20)
+            return super().compile(output)
+
+    engine = TinyEngine(truth.files, overlap=True, grammars=new_cache(Slow))
+    slow = request(1, [3, 4], 20, n=2, grammar=StructuredOutput("regex", "[xy]{3}"))
+    engine.loop.submit(slow)
+    assert len(engine.run_until_idle([request(2, [3, 4], 20, temperature=0.0)])[2, 0]) == 20
+    engine.scheduler.abort(1, 0, stopped=True)
+    engine.scheduler.check()
+    release.set()
+    tokens = engine.run([])
+    assert re.fullmatch(b"[xy]{3}", bytes(tokens[1, 1][:-1]))
+
+
+def test_white_space_ends_though_the_model_prefers_it(truth: Truth):
+    engine = TinyEngine(truth.files, grammars=new_cache())
+    spaces = {ord(c): 100.0 for c in " \n\t\r"}
+    schema = StructuredOutput("json_schema", json.dumps({"type": "array", "maxItems": 2}))
+    made = engine.run([request(0, [1], 120, temperature=0.0, grammar=schema, logit_bias=spaces)])
+    text = bytes(t for t in made[0, 0] if t != EOS).decode()
+    assert max(map(len, re.findall(r"\s+", text))) <= 25

@@ -1,0 +1,201 @@
+"""The sampling rule that bans every token a row's grammar does not allow.
+
+The order of things within a step matters: the device computes the forward pass, already queued,
+while the host waits for the step before, lets the matchers take its tokens and fills the masks of
+this one. ``apply`` does all of that, so it is called after the forward pass was queued, and after
+every other rule, whose kernels then need not wait.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from xllm.core.grammar import GrammarCache, MaskFiller
+from xllm.core.grammar.masks import TOKENS_PER_WORD
+from xllm.core.utils.arrays import BoolArray, Int32Array, Int64Array
+from xllm.execution.sampling.grammar.row import GrammarRow
+from xllm.execution.sampling.step import RowRequest, SamplingStep, as_index
+from xllm.hardware.kernels import ops
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Batch:
+    """The constrained rows of a step."""
+
+    entries: Int64Array  # (C,) which of the step's rows
+    entries_index: torch.Tensor  # the same on the device
+    row_ids: list[int]
+    rows: list[GrammarRow]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sampled:
+    """Tokens on their way from the device."""
+
+    rows: Sequence[GrammarRow]
+    tokens: torch.Tensor  # (C,) int64 on the host, once ``copied``
+    copied: torch.Event | None
+
+
+class GrammarMask:
+    """Fits ``LogitsProcessor``. Rows of it come and go like those of every other rule.
+
+    Args:
+        grammars: where the grammars of rows are, compiled before the rows start.
+
+    Attributes:
+        failures: why rows cannot go on; such a row has no token left to sample.
+    """
+
+    def __init__(
+        self, max_rows: int, vocab_size: int, device: torch.device, grammars: GrammarCache
+    ) -> None:
+        self._grammars = grammars
+        self._device = device
+        self._rows: dict[int, GrammarRow] = {}
+        self._used: BoolArray = np.zeros(max_rows, np.bool_)
+        self._version = 0
+        self._batch: tuple[int, bytes, _Batch | None] = (-1, b"", None)
+        self._sampled: _Sampled | None = None
+        self._filler: MaskFiller | None = None
+        num_words = -(-vocab_size // TOKENS_PER_WORD)
+        self._mask_shape = (max_rows, num_words)
+        # Free to be overwritten by the time a step gets to fill it: the copy of the step before
+        # precedes, on the device, the tokens that this step has waited for.
+        self._host_masks: torch.Tensor | None = None
+        self._end_only: Int32Array = np.zeros(num_words, np.int32)
+        self.failures: dict[int, str] = {}
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that have a grammar."""
+        return len(self._rows)
+
+    def add_request(self, request: RowRequest) -> None:
+        """Take over a row's grammar, if it has one, and replay what it sampled before.
+
+        Raises:
+            ValueError: the grammar cannot be used.
+        """
+        output = request.sampling.structured_output
+        if output is None:
+            return
+        # Done already: whoever let the row start has waited for it.
+        grammar = self._grammars.submit(output).future.result()
+        if self._filler is None:
+            self._begin(grammar.vocabulary.eos_token_ids)
+        row = GrammarRow(output, grammar)
+        row.replay(request.token_ids[request.prompt_len :].tolist())
+        self._rows[request.row] = row
+        self._used[request.row] = True
+        self._version += 1
+
+    def remove(self, row: int) -> None:
+        """Forget a row."""
+        if self._rows.pop(row, None) is not None:
+            self._used[row] = False
+            self._version += 1
+            self.failures.pop(row, None)
+
+    def stage(self, step: SamplingStep) -> bool:
+        """Find the step's constrained rows."""
+        key = step.rows.tobytes()
+        if self._batch[:2] != (self._version, key):
+            self._batch = (self._version, key, self._collect(step.rows))
+        return self._batch[2] is not None
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """Set the logits of what the grammars do not allow to -inf; waits for the step before."""
+        batch = self._batch[2]
+        assert batch is not None
+        self._advance()
+        masks = self._fill(batch)
+        ops.mask_logits(logits, batch.entries_index, masks.to(self._device, non_blocking=True))
+
+    def accept(self, step: SamplingStep, tokens: torch.Tensor) -> None:
+        """Have the sampled tokens of constrained rows copied to where ``apply`` finds them."""
+        batch = self._batch[2]
+        if batch is None:
+            return
+        chosen = tokens[batch.entries_index]
+        copied = None
+        if self._device.type != "cpu":
+            host = torch.empty(chosen.shape, dtype=chosen.dtype, pin_memory=True)
+            chosen = host.copy_(chosen, non_blocking=True)
+            copied = torch.Event(self._device)
+            copied.record()
+        self._sampled = _Sampled(batch.rows, chosen, copied)
+
+    def _begin(self, eos_token_ids: Sequence[int]) -> None:
+        self._filler = MaskFiller()
+        on_device = self._device.type != "cpu"
+        self._host_masks = torch.zeros(self._mask_shape, dtype=torch.int32, pin_memory=on_device)
+        allowed = self._end_only.view(np.uint32)
+        for token in eos_token_ids:
+            allowed[token // TOKENS_PER_WORD] |= np.uint32(1 << (token % TOKENS_PER_WORD))
+
+    def _collect(self, rows: Int64Array) -> _Batch | None:
+        entries = np.flatnonzero(self._used[rows])
+        if not entries.size:
+            return None
+        row_ids = rows[entries].tolist()
+        return _Batch(
+            entries,
+            as_index(entries, self._device),
+            row_ids,
+            [self._rows[row] for row in row_ids],
+        )
+
+    def _advance(self) -> None:
+        """Let the rows take what the step before sampled; a row that left meanwhile does not mind.
+
+        A row that ended or failed keeps its state: what is sampled for it is dropped.
+        """
+        sampled, self._sampled = self._sampled, None
+        if sampled is None:
+            return
+        if sampled.copied is not None:
+            sampled.copied.synchronize()
+        steps, takers = [], []
+        for row, token in zip(sampled.rows, sampled.tokens.tolist(), strict=True):
+            if row.ended or row.failure is not None:
+                continue
+            if token in row.eos_token_ids:
+                row.ended = True
+            elif row.begun:
+                steps.append((row.matcher, token))
+                takers.append(row)
+            else:
+                row.skip(token)
+        assert self._filler is not None
+        for row, taken in zip(takers, self._filler.advance(steps), strict=True):
+            if not taken:
+                row.failure = "its grammar refuses a token that it allowed"
+
+    def _fill(self, batch: _Batch) -> torch.Tensor:
+        """(C, W) masks of the batch, on the host."""
+        assert self._filler is not None and self._host_masks is not None
+        count = len(batch.rows)
+        tensor = self._host_masks[:count]
+        masks = tensor.numpy()
+        asked, places = [], []
+        for place, row in enumerate(batch.rows):
+            if row.begun and not row.ended and row.failure is None:
+                asked.append((row.matcher, place))
+                places.append(place)
+            elif row.ended:
+                masks[place] = self._end_only  # its result is dropped
+            elif row.failure is None:
+                masks[place] = ~self._end_only
+        for place, problem in zip(places, self._filler.fill(asked, masks), strict=True):
+            if problem is not None:
+                batch.rows[place].failure = f"its grammar cannot be followed further: {problem}"
+        for place, row in enumerate(batch.rows):
+            if row.failure is not None:
+                masks[place] = 0
+                self.failures[batch.row_ids[place]] = row.failure
+        return tensor
