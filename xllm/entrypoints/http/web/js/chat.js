@@ -16,6 +16,7 @@ const SUGGESTIONS = [
 const MODEL = "xllm.model";
 const CURRENT = "xllm.conversation";
 const PAINT_MS = 50; // least time between two renderings of a growing answer
+const KEEP_MS = 2000;
 const NEAR_END_PX = 80;
 
 let conversation = store.newConversation();
@@ -115,7 +116,9 @@ async function answer(index) {
   });
   const history = asked.messages.slice();
   asked.messages.push(message);
+  const keeper = setInterval(() => store.save(asked), KEEP_MS); // a reload loses no more than that
   await own.run(message.model || undefined, history, () => painter.request());
+  clearInterval(keeper);
   painter.cancel();
   generation = null;
   const follow = nearEnd();

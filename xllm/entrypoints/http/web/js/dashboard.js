@@ -30,7 +30,7 @@ const CARDS = [
     note: (now) => `${integer(total(now.samples, "xllm:num_requests_waiting"))} waiting` },
   { title: "KV cache", value: gauge("xllm:kv_cache_usage_ratio"), show: percent, top: 1,
     note: (now) => `of ${integer(total(now.samples, "xllm:kv_cache_capacity_tokens"))} tokens` },
-  { title: "Prefix cache hits", top: 1, show: percent, note: () => "of the tokens looked up",
+  { title: "Prefix cache hits", top: 1, show: percent, note: () => "of tokens looked up",
     value: ratio("xllm:prefix_cache_hit_tokens_total", "xllm:prefix_cache_queried_tokens_total") },
   { title: "Engine busy", value: rate("xllm:engine_step_seconds_total"), show: percent, top: 1,
     note: (now, before) => `${rate("xllm:engine_steps_total")(now, before).toFixed(0)} steps/s` },

@@ -61,9 +61,20 @@ export function drawIcons() {
   }
 }
 
+async function toClipboard(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  // Browsers give the clipboard to secure pages only; http from another machine is none.
+  const area = h("textarea", { class: "visually-hidden" });
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
 /** Copies text and shows a tick on the button for a moment. */
 export async function copy(button, text) {
-  await navigator.clipboard.writeText(text);
+  await toClipboard(text);
   const before = button.querySelector("svg");
   const tick = icon("check");
   before.replaceWith(tick);
