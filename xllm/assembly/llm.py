@@ -29,6 +29,7 @@ from xllm.frontend.services import (
     OutputDispatcher,
     PoolingService,
     RenderService,
+    SampleService,
     TokenizeService,
 )
 
@@ -45,6 +46,7 @@ class Services:
     messages: MessageService
     adapters: AdapterService
     pooling: PoolingService
+    sample: SampleService
     factory: RequestFactory
     dispatcher: OutputDispatcher
 
@@ -192,6 +194,7 @@ class ServingStack:
             messages=MessageService(conversations, render),
             adapters=AdapterService(client, served),
             pooling=PoolingService(text.pooling_factory(self._config, ready), dispatcher, served),
+            sample=SampleService(factory, dispatcher, served),
             factory=factory,
             dispatcher=dispatcher,
         )

@@ -16,6 +16,7 @@ from xllm.frontend.services.messages import MessageService
 from xllm.frontend.services.models import ModelService
 from xllm.frontend.services.pooling import PoolingService
 from xllm.frontend.services.render import RenderService
+from xllm.frontend.services.sample import SampleService
 from xllm.frontend.services.tokenize import TokenizeService
 
 __all__ = [
@@ -33,5 +34,6 @@ __all__ = [
     "OutputSink",
     "PoolingService",
     "RenderService",
+    "SampleService",
     "TokenizeService",
 ]

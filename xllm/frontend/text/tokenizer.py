@@ -114,15 +114,18 @@ class Tokenizer:
         """Special tokens around and between two texts."""
         return len(self._prefix) + len(self._between) + len(self._pair_suffix)
 
-    def token_at(self, text: str, chars: Sequence[int]) -> list[int]:
-        """For each character of ``text``, the place of its token in ``encode(text)``.
+    def token_at(
+        self, text: str, chars: Sequence[int], *, add_special_tokens: bool = True
+    ) -> list[int]:
+        """For each character of ``text``, the place of its token among those that ``encode`` makes.
 
         A character that no token covers counts to the token after it.
         """
         offsets = self._backend.encode(text, add_special_tokens=False).offsets
         ends = [end for _, end in offsets]
-        ids = [*self._encode([text])[0]]
-        shift = len(self.framed(ids)) - len(ids) - len(self._suffix)
+        ids = self._encode([text])[0]
+        added = len(self.framed(ids, add_special_tokens)) - len(ids)
+        shift = added - len(self._suffix) if added else 0
         return [bisect.bisect_right(ends, char) + shift for char in chars]
 
     def encode_inside(self, text: str) -> list[int]:
