@@ -11,9 +11,14 @@ from typing import Any
 
 JsonPath = tuple[str | int, ...]
 
-_DEEP: list[Any] = []
-for _ in range(900):  # below the nesting where Python's own encoder gives up
-    _DEEP = [_DEEP]
+
+def _deep() -> list[Any]:
+    """Nested to just below where Python's own encoder gives up."""
+    value: list[Any] = []
+    for _ in range(900):
+        value = [value]
+    return value
+
 
 # What a hostile or careless client puts where something else belongs.
 NASTY: tuple[Any, ...] = (
@@ -27,7 +32,6 @@ NASTY: tuple[Any, ...] = (
     *([], {}, [[]], [None], [0] * 600, ["a"] * 70, [-1], [10**9], [{}] * 40),
     *({"": ""}, {"0": 1e9}, {"-1": 1}, {"type": "json_object"}, {"role": "user"}),
     {"type": "object", "$ref": "#"},
-    _DEEP,
 )
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "BREW")
@@ -109,8 +113,14 @@ class Mutator:
         path = self._random.choice(list(_paths(body)))
         return self._random.choice(self._tree_moves)(body, path)
 
+    def _nasty(self) -> Any:
+        """A value of its own: later mutations may change it."""
+        if self._random.random() < 0.02:
+            return _deep()
+        return copy.deepcopy(self._random.choice(NASTY))
+
     def _replace(self, body: Any, path: JsonPath) -> Any:
-        return _set(body, path, copy.copy(self._random.choice(NASTY)))
+        return _set(body, path, self._nasty())
 
     def _borrow(self, body: Any, path: JsonPath) -> Any:
         """Take a value from anywhere in another valid request."""
@@ -120,7 +130,7 @@ class Mutator:
 
     def _add(self, body: Any, path: JsonPath) -> Any:
         if isinstance(body, dict):
-            body[self._random.choice(self._fields)] = copy.copy(self._random.choice(NASTY))
+            body[self._random.choice(self._fields)] = self._nasty()
         return body
 
     def _drop(self, body: Any, path: JsonPath) -> Any:
