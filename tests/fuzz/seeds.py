@@ -103,4 +103,33 @@ SEEDS: tuple[Seed, ...] = (
     _post("/tokenize", prompt="Hello", add_special_tokens=True, return_token_strs=True),
     _post("/tokenize", messages=_TALK, add_generation_prompt=True),
     _post("/detokenize", tokens=[5, 6, 7]),
+    _post("/v1/chat/completions/render", messages=_TALK, tools=[_TOOL]),
+    _post("/v1/completions/render", prompt=["A", "B"]),
+    _post("/v1/messages", messages=_HI, max_tokens=4, system="Be brief.", stream=True),
+    _post(
+        "/v1/messages",
+        messages=[
+            *_HI,
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "t", "content": "ok"}],
+            },
+        ],
+        max_tokens=6,
+        tools=[{"name": "f", "description": "d", "input_schema": _SCHEMA}],
+        tool_choice={"type": "auto"},
+        stop_sequences=["x"],
+        thinking={"type": "enabled", "budget_tokens": 1024},
+        metadata={"user_id": "u"},
+    ),
+    _post("/v1/messages/count_tokens", messages=_HI, system=[{"type": "text", "text": "s"}]),
+    _post("/v1/embeddings", input=["a", "b"], encoding_format="base64", dimensions=8),
+    _post("/v1/rerank", query="a", documents=["b", "c"], top_n=1, return_documents=True),
+    _post("/v1/score", text_1="a", text_2=["b", "c"]),
+    _post("/v1/classify", input=["a"]),
+    _post("/pooling", input=[[5, 6], [7]]),
 )
