@@ -27,6 +27,8 @@ from xllm.frontend.services import (
     MessageService,
     OutputDispatcher,
     RenderService,
+    ResponseService,
+    ResponseStore,
     TokenizeService,
 )
 from xllm.frontend.text.chat_template import ChatTemplate
@@ -61,6 +63,8 @@ class Stack:
         self.completions = CompletionService(self.factory, self.dispatcher, served, beams)
         self.render = RenderService(self.factory, served)
         self.messages = MessageService(self.conversations, self.render)
+        self.store = ResponseStore(1 << 20, 60.0)
+        self.responses = ResponseService(self.conversations, self.store, max_background=2)
         self.tokenize = TokenizeService(self.factory, served)
 
     def ids(self, text: str) -> list[int]:

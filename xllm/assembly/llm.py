@@ -29,6 +29,8 @@ from xllm.frontend.services import (
     OutputDispatcher,
     PoolingService,
     RenderService,
+    ResponseService,
+    ResponseStore,
     SampleService,
     TokenizeService,
 )
@@ -44,6 +46,7 @@ class Services:
     tokenize: TokenizeService
     render: RenderService
     messages: MessageService
+    responses: ResponseService
     adapters: AdapterService
     pooling: PoolingService
     sample: SampleService
@@ -185,6 +188,8 @@ class ServingStack:
         beams = BeamService(factory, dispatcher, served)
         conversations = Conversations(factory, dispatcher, served)
         render = RenderService(factory, served)
+        server = self._config.server
+        store = ResponseStore(server.response_store_bytes, server.response_store_ttl)
         return Services(
             chat=ChatService(conversations, beams),
             completions=CompletionService(factory, dispatcher, served, beams),
@@ -192,6 +197,7 @@ class ServingStack:
             tokenize=TokenizeService(factory, served),
             render=render,
             messages=MessageService(conversations, render),
+            responses=ResponseService(conversations, store, server.max_background_responses),
             adapters=AdapterService(client, served),
             pooling=PoolingService(text.pooling_factory(self._config, ready), dispatcher, served),
             sample=SampleService(factory, dispatcher, served),

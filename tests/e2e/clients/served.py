@@ -27,6 +27,7 @@ class ScriptedClient(FakeEngineClient):
         super().__init__()
         self.text = text
         self.prompts: list[str] = []
+        self.dies_after: int | None = None  # steps of an answer
         self.hold = asyncio.Event()  # answers go on only while it is set
         self.hold.set()
         self.decode: Callable[[list[int]], str] = str
@@ -46,6 +47,9 @@ class ScriptedClient(FakeEngineClient):
         finish = STOP if len(tokens) <= request.max_tokens else LENGTH
         tokens = tokens[: request.max_tokens]
         for i in range(0, len(tokens), 2):
+            if i // 2 == self.dies_after:
+                self.die("the engine is gone")
+                return
             await self.hold.wait()
             last = i + 2 >= len(tokens)
             stop_token = EOS if last and finish == STOP else -1

@@ -26,6 +26,7 @@ class FakeStack:
             chat=SimpleNamespace(handle=handle),
             completions=SimpleNamespace(handle=handle),
             messages=SimpleNamespace(handle=handle, count_tokens=handle),
+            responses=SimpleNamespace(handle=handle),
             render=SimpleNamespace(chat=handle, completion=handle),
             tokenize=SimpleNamespace(tokenize=handle, detokenize=handle),
             models=SimpleNamespace(list=lambda: {"object": "list"}, get=lambda name: {"id": name}),

@@ -31,6 +31,15 @@ class ServerConfig:
     max_stop: int = option(64, "Most stop strings or stop token ids of one request.", low=1)
     max_logit_bias: int = option(1024, "Most entries of logit_bias.", low=1)
     max_bad_words: int = option(256, "Most entries of bad_words.", low=1)
+    response_store_bytes: int = option(
+        64 << 20, "Memory for responses that clients may go on from, in bytes.", low=0
+    )
+    response_store_ttl: float = option(
+        3600.0, "Seconds after which a stored response is forgotten.", low=0
+    )
+    max_background_responses: int = option(
+        64, "Most responses made in the background at once; 0 refuses them.", low=0
+    )
     request_timeout: float = option(
         600.0, "Seconds after which a request is cancelled; 0 means never.", low=0
     )

@@ -149,7 +149,7 @@ def cors_options(origins: Sequence[str]) -> dict[str, Any]:
     """Arguments of the CORS middleware: only the origins named, no cookies."""
     return {
         "allow_origins": list(origins),
-        "allow_methods": ["GET", "POST"],
+        "allow_methods": ["GET", "POST", "DELETE"],
         "allow_headers": ["Authorization", "Content-Type", "X-Api-Key", "Anthropic-Version"],
         "max_age": 600,
     }

@@ -43,6 +43,8 @@ def chat_of(body: CountTokensRequest) -> ChatCompletionRequest:
     if body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use:
         chat.parallel_tool_calls = False
     config = body.output_config
+    if config is not None:
+        chat.reasoning_effort = config.effort
     if config is not None and config.format is not None:
         if config.format.type != "json_schema":
             raise ValueError("output_config.format.type must be json_schema")
@@ -60,22 +62,19 @@ def chat_of(body: CountTokensRequest) -> ChatCompletionRequest:
 
 def _template_variables(body: CountTokensRequest) -> dict[str, Any] | None:
     """What the templates of thinking models ask for, under each of its usual names."""
-    variables: dict[str, Any] = {}
     thinking = body.thinking
-    if thinking is not None:
-        budget = thinking.budget_tokens
-        if thinking.type == "enabled":
-            if budget is None or budget < _MIN_BUDGET_TOKENS:
-                raise ValueError(
-                    f"thinking.budget_tokens must be at least {_MIN_BUDGET_TOKENS}, got {budget}"
-                )
-            if isinstance(body, MessagesRequest) and budget >= body.max_tokens:
-                raise ValueError("thinking.budget_tokens must be less than max_tokens")
-        enabled = thinking.type != "disabled"
-        variables |= {"enable_thinking": enabled, "thinking": enabled}
-    if body.output_config is not None and body.output_config.effort is not None:
-        variables["reasoning_effort"] = body.output_config.effort
-    return variables or None
+    if thinking is None:
+        return None
+    budget = thinking.budget_tokens
+    if thinking.type == "enabled":
+        if budget is None or budget < _MIN_BUDGET_TOKENS:
+            raise ValueError(
+                f"thinking.budget_tokens must be at least {_MIN_BUDGET_TOKENS}, got {budget}"
+            )
+        if isinstance(body, MessagesRequest) and budget >= body.max_tokens:
+            raise ValueError("thinking.budget_tokens must be less than max_tokens")
+    enabled = thinking.type != "disabled"
+    return {"enable_thinking": enabled, "thinking": enabled}
 
 
 def _messages(body: CountTokensRequest) -> list[ChatMessage]:

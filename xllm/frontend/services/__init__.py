@@ -16,6 +16,8 @@ from xllm.frontend.services.messages import MessageService
 from xllm.frontend.services.models import ModelService
 from xllm.frontend.services.pooling import PoolingService
 from xllm.frontend.services.render import RenderService
+from xllm.frontend.services.response_store import ResponseStore
+from xllm.frontend.services.responses import ResponseService
 from xllm.frontend.services.sample import SampleService
 from xllm.frontend.services.tokenize import TokenizeService
 
@@ -34,6 +36,8 @@ __all__ = [
     "OutputSink",
     "PoolingService",
     "RenderService",
+    "ResponseService",
+    "ResponseStore",
     "SampleService",
     "TokenizeService",
 ]

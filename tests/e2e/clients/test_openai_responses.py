@@ -1,0 +1,229 @@
+"""The unmodified ``openai`` package against ``/v1/responses``."""
+
+import asyncio
+
+import openai
+import pytest
+from served import CALL, KEY, run, serving
+
+TOOLS = [{"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}]
+ANSWER = "<think>Let me see.</think>I add." + CALL
+
+
+def client_of(server, key=KEY):
+    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+
+
+def shown(response):
+    """What the model did, without ids."""
+    items = [item.to_dict() for item in response.output]
+    return [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in items]
+
+
+def test_a_response_is_made_kept_and_forgotten():
+    async def scenario():
+        async with serving("Hi there.") as server, client_of(server) as client:
+            made = await client.responses.create(
+                model="tiny",
+                input="Hello",
+                instructions="Be kind.",
+                metadata={"team": "a"},
+                temperature=0,
+                max_output_tokens=40,
+            )
+            assert (made.output_text, made.status, made.model) == ("Hi there.", "completed", "tiny")
+            assert server.engine.prompts == ["[system]Be kind.[user]Hello[assistant]"]
+            assert made.usage.input_tokens == len(server.engine.requests[0].prompt_token_ids)
+            assert made.usage.output_tokens == len(server.stack.ids("Hi there.")) + 1
+            assert (made.metadata, made.max_output_tokens) == ({"team": "a"}, 40)
+            assert await client.responses.retrieve(made.id) == made
+            items = await client.responses.input_items.list(made.id)
+            assert items.data[0].content[0].text == "Hello"
+            await client.responses.delete(made.id)
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(made.id)
+            fleeting = await client.responses.create(model="tiny", input="Hello", store=False)
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(fleeting.id)
+
+    run(scenario())
+
+
+def test_thoughts_text_and_calls_are_items_whole_and_streamed():
+    async def scenario():
+        fields = {"model": "tiny", "input": "Hello", "tools": TOOLS}
+        async with serving(ANSWER) as server, client_of(server) as client:
+            whole = await client.responses.create(**fields)
+            events = [e async for e in await client.responses.create(stream=True, **fields)]
+            async with client.responses.stream(**fields) as stream:
+                async for _ in stream:
+                    pass
+                collected = await stream.get_final_response()
+            final = events[-1].response
+            assert await client.responses.retrieve(final.id) == final
+        thought, message, call = whole.output
+        assert (thought.type, thought.content[0].text) == ("reasoning", "Let me see.")
+        assert (message.type, whole.output_text) == ("message", "I add.")
+        assert (call.type, call.name, call.arguments) == (
+            *("function_call", "add", '{"a": 1, "b": [2]}'),
+        )
+        assert call.call_id and whole.usage.output_tokens_details.reasoning_tokens > 3
+        assert shown(final) == shown(whole)
+        assert collected.output_text == whole.output_text
+        assert collected.output[2].arguments == call.arguments
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        steps = [e.type.removeprefix("response.") for e in events if "delta" not in e.type]
+        assert steps == [
+            *("created", "in_progress"),
+            *("output_item.added", "content_part.added", "reasoning_text.done"),
+            *("content_part.done", "output_item.done"),
+            *("output_item.added", "content_part.added", "output_text.done"),
+            *("content_part.done", "output_item.done"),
+            *("output_item.added", "function_call_arguments.done", "output_item.done"),
+            "completed",
+        ]
+        for kind, text in (
+            ("reasoning_text", "Let me see."),
+            ("output_text", "I add."),
+            ("function_call_arguments", '{"a": 1, "b": [2]}'),
+        ):
+            deltas = [e.delta for e in events if e.type == f"response.{kind}.delta"]
+            assert "".join(deltas) == text and len(deltas) > 1
+        added = [e.item for e in events if e.type == "response.output_item.added"]
+        assert all(item.status == "in_progress" for item in added) and added[2].arguments == ""
+
+    run(scenario())
+
+
+def test_a_response_goes_on_from_another_or_from_its_items():
+    async def scenario():
+        async with serving(ANSWER) as server, client_of(server) as client:
+            first = await client.responses.create(
+                model="tiny", input="Hello", instructions="Once.", tools=TOOLS
+            )
+            result = {
+                "type": "function_call_output",
+                "call_id": first.output[2].call_id,
+                "output": "3",
+            }
+            server.engine.text = "Three."
+            by_id = await client.responses.create(
+                model="tiny", previous_response_id=first.id, input=[result], tools=TOOLS
+            )
+            history = [{"role": "user", "content": "Hello"}, *first.output, result]
+            by_items = await client.responses.create(model="tiny", input=history, tools=TOOLS)
+            third = await client.responses.create(
+                model="tiny", previous_response_id=by_id.id, input="Thanks"
+            )
+            assert by_id.output_text == by_items.output_text == third.output_text == "Three."
+            expected = "[user]Hello[assistant]I add.[tool]3[assistant]"
+            assert server.engine.prompts[1:3] == [expected, expected]
+            assert server.engine.prompts[3] == f"{expected}Three.[user]Thanks[assistant]"
+            with pytest.raises(openai.NotFoundError) as caught:
+                await client.responses.create(
+                    model="tiny", previous_response_id="resp_0", input="x"
+                )
+            assert caught.value.param == "previous_response_id"
+
+    run(scenario())
+
+
+def test_an_answer_that_is_cut_off_is_incomplete():
+    async def scenario():
+        async with serving("One, two, three.") as server, client_of(server) as client:
+            cut = await client.responses.create(model="tiny", input="Hello", max_output_tokens=3)
+            stream = await client.responses.create(
+                model="tiny", input="Hello", max_output_tokens=3, stream=True
+            )
+            last = [event async for event in stream][-1]
+        assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        assert cut.output[-1].status == "incomplete"
+        assert (last.type, shown(last.response)) == ("response.incomplete", shown(cut))
+
+    run(scenario())
+
+
+def test_a_stream_that_fails_says_so_in_its_last_event():
+    async def scenario():
+        async with serving("One, two, three.") as server, client_of(server) as client:
+            server.engine.dies_after = 3
+            stream = await client.responses.create(model="tiny", input="Hello", stream=True)
+            events = [event async for event in stream]
+            assert events[-1].type == "response.failed"
+            failed = events[-1].response
+            assert (failed.status, failed.error.code) == ("failed", "server_error")
+            assert await client.responses.retrieve(failed.id) == failed
+
+    run(scenario())
+
+
+def test_a_background_response_is_polled_or_cancelled():
+    async def scenario():
+        async with serving("Hi there.") as server, client_of(server) as client:
+            server.engine.hold.clear()
+            ask = {"model": "tiny", "input": "Hello", "background": True}
+            first, second = [await client.responses.create(**ask) for _ in range(2)]
+            assert (first.status, first.output) == ("in_progress", [])
+            with pytest.raises(openai.RateLimitError):
+                await client.responses.create(**ask)
+            cancelled = await client.responses.cancel(first.id)
+            assert cancelled.status == "cancelled"
+            assert (await client.responses.retrieve(first.id)).status == "cancelled"
+            assert server.engine.aborted == [(server.engine.requests[0].handle, -1, False)]
+            server.engine.hold.set()
+            while (done := await client.responses.retrieve(second.id)).status == "in_progress":
+                await asyncio.sleep(0.01)
+            assert (done.status, done.output_text) == ("completed", "Hi there.")
+            assert (await client.responses.cancel(second.id)).status == "completed"
+            plain = await client.responses.create(model="tiny", input="Hello")
+            with pytest.raises(openai.BadRequestError):
+                await client.responses.cancel(plain.id)
+            assert (await client.responses.create(**ask)).status == "in_progress"
+
+    run(scenario())
+
+
+def test_input_items_come_in_pages():
+    async def scenario():
+        given = [{"role": "user", "content": f"Message {i}"} for i in range(5)]
+        async with serving("Hi.") as server, client_of(server) as client:
+            made = await client.responses.create(model="tiny", input=given)
+            pages = client.responses.input_items.list(made.id, limit=2, order="asc")
+            texts = [item.content[0].text async for item in pages]
+            assert texts == [f"Message {i}" for i in range(5)]
+            for bad in ({"limit": 0}, {"limit": 101}, {"after": "item_x"}):
+                with pytest.raises(openai.BadRequestError):
+                    await client.responses.input_items.list(made.id, **bad)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"type": "computer_call_output"}]}, "input"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tool_choice": {"type": "function", "name": "nothing"}}, "tool_choice"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"include": ["file_search_call.results"]}, "include"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True, "stream": True}, "background"),
+        ({"background": True, "store": False}, "background"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+        ({"text": {"format": {"type": "xml"}}}, "text"),
+        ({"temperature": 1e9}, "temperature"),
+        ({"extra_body": {"deadline_ms": -1}}, "deadline_ms"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "messages"),
+    ],
+)
+def test_what_is_not_served_is_refused_naming_the_field(fields, param):
+    async def scenario():
+        async with serving("x") as server, client_of(server) as client:
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.responses.create(**{"model": "tiny", "input": "Hello", **fields})
+            assert (caught.value.param or "").split(".")[0] == param
+            assert server.engine.requests == []
+
+    run(scenario())
