@@ -10,10 +10,19 @@ from xllm.version import __version__
 
 if TYPE_CHECKING:
     from xllm.core.request.sampling import SamplingParams
+    from xllm.core.request.structured import StructuredOutputsParams
     from xllm.entrypoints.beam import BeamSearchParams
     from xllm.entrypoints.offline import LLM, AsyncLLM, LoRARequest
 
-__all__ = ["LLM", "AsyncLLM", "BeamSearchParams", "LoRARequest", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BeamSearchParams",
+    "LoRARequest",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -29,4 +38,8 @@ def __getattr__(name: str) -> Any:
         from xllm.core.request.sampling import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputsParams":
+        from xllm.core.request.structured import StructuredOutputsParams
+
+        return StructuredOutputsParams
     raise AttributeError(f"module 'xllm' has no attribute {name!r}")

@@ -90,9 +90,12 @@ class GrammarCompiler:
         grammar: str
         match output.kind:
             case "json_schema":
-                grammar = matcher.grammar_from_json_schema(
-                    output.text, overrides=json_options(output.compact)
-                )
+                try:
+                    grammar = matcher.grammar_from_json_schema(
+                        output.text, overrides=json_options(output.compact)
+                    )
+                except ValueError as error:  # no JSON object at all
+                    raise GrammarError(_first_line(str(error))) from None
             case "regex":
                 grammar = matcher.grammar_from_regex(output.text)
             case "lark":

@@ -76,9 +76,8 @@ def _of_trigger(tag: StructuralTag, trigger: str) -> list[TagStructure]:
 
 def _body(structure: TagStructure, trigger: str, check_schema: Callable[[Any], Any]) -> str:
     """What follows the trigger."""
-    schema = check_schema(structure.schema)
-    if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": json_options(compact=False)}
+    options = {"x-guidance": json_options(compact=False)}
+    schema = {**check_schema(structure.schema), **options}
     rest = structure.begin[len(trigger) :]
     parts = [
         _quoted(rest) if rest else "",

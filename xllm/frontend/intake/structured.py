@@ -99,7 +99,7 @@ def to_grammar(form: Form) -> StructuredOutput:
     )
 
 
-def check_schema(schema: Any) -> dict[str, Any] | bool:
+def check_schema(schema: Any) -> dict[str, Any]:
     """A JSON schema, given as text or value, within the limits of size.
 
     Raises:
@@ -112,7 +112,9 @@ def check_schema(schema: Any) -> dict[str, Any] | bool:
             schema = msgspec.json.decode(schema)
         except (msgspec.DecodeError, RecursionError) as error:
             raise GrammarError(f"the schema is not valid JSON: {error}") from None
-    if not isinstance(schema, dict | bool):
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
         raise GrammarError("a JSON schema must be an object")
     _check_size(schema)
     return schema
@@ -192,7 +194,7 @@ def _convert(field: str, value: dict[str, Any]) -> StructuredOutputsParams:
         raise ValueError(f"{field}: {problem}") from None
 
 
-def _check_size(schema: dict[str, Any] | bool) -> None:
+def _check_size(schema: dict[str, Any]) -> None:
     num_objects = 0
     todo: list[tuple[Any, int]] = [(schema, 1)]
     while todo:
