@@ -172,8 +172,20 @@ def _tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
 def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
     if not isinstance(choice, dict):
         return choice
-    if choice.get("type") != "function":
-        raise ValueError("tool_choice must be none, auto, required or a function")
+    if choice.get("type") == "allowed_tools":
+        tools = choice.get("tools")
+        named = [_named(tool) for tool in tools] if isinstance(tools, list) else None
+        return {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": choice.get("mode"), "tools": named},
+        }
+    return _named(choice)
+
+
+def _named(choice: Any) -> dict[str, Any]:
+    """A function's name in the shape of chat requests."""
+    if not isinstance(choice, dict) or choice.get("type") != "function":
+        raise ValueError("tool_choice must be none, auto, required, a function or allowed_tools")
     return {"type": "function", "function": {"name": choice.get("name")}}
 
 
