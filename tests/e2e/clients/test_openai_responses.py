@@ -3,6 +3,7 @@
 import asyncio
 
 import openai
+import pydantic
 import pytest
 from served import CALL, KEY, run, serving
 
@@ -183,6 +184,20 @@ def test_a_background_response_is_polled_or_cancelled():
     run(scenario())
 
 
+def test_an_answer_of_a_given_form_is_parsed():
+    class Person(pydantic.BaseModel):
+        name: str
+        age: int
+
+    async def scenario():
+        async with serving('{"name": "Ada", "age": 36}') as server, client_of(server) as client:
+            made = await client.responses.parse(model="tiny", input="Who?", text_format=Person)
+            assert made.output_parsed == Person(name="Ada", age=36)
+            assert server.engine.requests[0].structured_output is not None
+
+    run(scenario())
+
+
 def test_input_items_come_in_pages():
     async def scenario():
         given = [{"role": "user", "content": f"Message {i}"} for i in range(5)]
@@ -206,6 +221,17 @@ def test_input_items_come_in_pages():
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tool_choice": {"type": "function", "name": "nothing"}}, "tool_choice"),
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "nothing"}],
+                },
+            },
+            "tool_choice",
+        ),
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"conversation": "conv_1"}, "conversation"),
