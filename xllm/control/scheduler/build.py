@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from xllm.control.scheduler.scheduler import Scheduler
 from xllm.core.config import CacheConfig, SchedulerConfig
 from xllm.core.grammar import GrammarCache
@@ -18,6 +20,13 @@ def cache_demand(config: SchedulerConfig, max_model_len: int) -> CacheDemand:
     )
 
 
+def fit_to_worker(config: SchedulerConfig, info: WorkerInfo) -> SchedulerConfig:
+    """The config with the worker's step size where none was asked for."""
+    if config.max_num_batched_tokens:
+        return config
+    return dataclasses.replace(config, max_num_batched_tokens=info.max_step_tokens)
+
+
 def build_scheduler(
     config: SchedulerConfig,
     cache_config: CacheConfig,
@@ -29,6 +38,7 @@ def build_scheduler(
     Raises:
         ValueError: unknown scheduling or priority policy.
     """
+    config = fit_to_worker(config, info)
     return Scheduler(
         config,
         BlockManager(info.cache_groups, cache_demand(config, info.max_model_len)),

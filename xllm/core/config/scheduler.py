@@ -13,7 +13,11 @@ class SchedulerConfig:
 
     max_num_seqs: int = option(256, "Most sequences that run at once.", low=1, high=65536)
     max_num_batched_tokens: int = option(
-        2048, "Most tokens that one step computes.", low=1, high=1 << 20
+        0,
+        "Most tokens that one step computes; 0 takes what suits the device, 8192 on a GPU and "
+        "2048 on a CPU.",
+        low=0,
+        high=1 << 20,
     )
     scheduling: str = option(
         "decode_first",

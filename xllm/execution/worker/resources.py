@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # Attention backend of --attention-backend auto; "torch" runs on every platform through ops.
 _BEST_BACKEND = {"cuda": "triton"}
+# Prompt tokens that keep the device busy without delaying running streams for long.
+_STEP_TOKENS = {"cuda": 8192}
+_OTHER_STEP_TOKENS = 2048
 # A CPU shares its memory with everything else on the machine, so it takes no share of it unasked.
 _CPU_CACHE_BYTES = 4 << 30
 
@@ -76,6 +80,15 @@ def check_fp8(config: XllmConfig, platform: Platform) -> None:
             "--quantization fp8 needs a CUDA device of compute capability 8.9 or later; this is "
             f"{platform.description}"
         )
+
+
+def with_step_tokens(config: XllmConfig, platform: Platform) -> XllmConfig:
+    """The config with the device's step size where none was asked for."""
+    if config.scheduler.max_num_batched_tokens:
+        return config
+    tokens = _STEP_TOKENS.get(platform.name, _OTHER_STEP_TOKENS)
+    scheduler = dataclasses.replace(config.scheduler, max_num_batched_tokens=tokens)
+    return dataclasses.replace(config, scheduler=scheduler)
 
 
 def cache_demand(config: SchedulerConfig, max_model_len: int) -> CacheDemand:

@@ -102,6 +102,7 @@ class Worker:
         execution = self._config.execution
         platform = resources.open_platform(execution)
         self._device = platform.device
+        self._config = resources.with_step_tokens(self._config, platform)
         self._idle = IdleMeter(self._device)
         resources.check_fp8(self._config, platform)
         backend = load_backend(resources.attention_backend(execution, platform))
@@ -122,6 +123,7 @@ class Worker:
             cache_groups=groups,
             vocab_size=model.vocab_size,
             max_model_len=model.config.max_len,
+            max_step_tokens=self._config.scheduler.max_num_batched_tokens,
             eos_token_ids=self._files.eos_token_ids,
             async_device=platform.async_device,
             reads_shared_prefixes=graph_step is not None and graph_step.reads_prefixes,

@@ -13,6 +13,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     cache_groups: tuple[CacheGroup, ...]
     vocab_size: int  # real vocabulary, padding excluded
     max_model_len: int  # tokens
+    max_step_tokens: int = 2048  # tokens of one step over all rows, unless the config says
     eos_token_ids: tuple[int, ...] = ()
     async_device: bool = False  # execute() returns before the device has computed
     reads_shared_prefixes: bool = False  # has use for ``StepPlan.shared_prefixes``
