@@ -48,6 +48,10 @@ class GraphStep:
         """Steps that ran as a graph."""
         return self._runner.num_replays
 
+    def rehearsals(self) -> list[Callable[[], object]]:
+        """Work that launches every kernel of the graphs."""
+        return self._runner.rehearsals()
+
     def capture(self, progress: Callable[[int, int], None]) -> None:
         """Capture the graphs; told how many are done of how many.
 

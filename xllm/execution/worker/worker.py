@@ -118,6 +118,7 @@ class Worker:
             platform,
         )
         graph_step = self._allocate(model, backend, groups, platform).graph_step
+        self._compile(platform)
         self._warm_up(groups, model.config.max_len)
         return WorkerInfo(
             cache_groups=groups,
@@ -218,6 +219,18 @@ class Worker:
             self._started.graph_step = GraphStep(runner, rows, sampler, self._idle.mark_launch)
             self._started.mixed_graphs = mixed
         return self._started
+
+    def _compile(self, platform: Platform) -> None:
+        """Compile what graphs will launch, all of it at once."""
+        assert self._started is not None
+        works = []
+        if self._started.graph_step is not None:
+            works += self._started.graph_step.rehearsals()
+        if self._started.mixed_graphs is not None:
+            works += self._started.mixed_graphs.rehearsals()
+        if works:
+            self._progress("compile kernels", 0.0)
+            platform.compile_ahead(works)
 
     def _warm_up(self, groups: tuple[CacheGroup, ...], max_model_len: int) -> None:
         self._progress("warm up", 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +54,12 @@ class Platform(ABC):
 
         Args:
             num_threads: host threads for kernels; 0 takes the processors this process may use.
+        """
+
+    def compile_ahead(self, works: Sequence[Callable[[], object]]) -> None:  # noqa: B027
+        """Compile the kernels that ``works`` launch, where compiling them together saves time.
+
+        Work is called without its kernels being run: it must not depend on their results.
         """
 
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -74,6 +74,12 @@ class Platform(base.Platform):
             torch.set_num_threads(num_threads)
         torch.cuda.set_device(self.device)
         ops.use_platform(self.kernels)
+
+    def compile_ahead(self, works: Sequence[Callable[[], object]]) -> None:
+        from xllm.hardware.kernels.triton.compile_ahead import compile_ahead
+
+        compile_ahead(works)
+        torch.cuda.synchronize(self.device)
 
     def memory_info(self) -> base.MemoryInfo:
         """What the driver reports; memory that torch holds without using it counts as free."""

@@ -145,6 +145,12 @@ class FullGraphRunner:
         self.num_replays = 0
         self.num_padding_rows = 0
 
+    def rehearsals(self) -> list[Callable[[], object]]:
+        """Work that launches every kernel of the graphs: one row, few, and many."""
+        sizes = [(size, False) for size in {*self._buckets[:2], self._buckets[-1]}]
+        sizes += [(size, True) for size in {*self._prefix_buckets[:1], *self._prefix_buckets[-1:]}]
+        return [functools.partial(self._decode, size, shares) for size, shares in sizes]
+
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture every bucket, the largest first, so that the others fit into its memory.
 

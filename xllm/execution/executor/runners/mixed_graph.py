@@ -81,6 +81,11 @@ class MixedGraphRunner:
         self.num_replays = 0
         self.num_padding_tokens = 0
 
+    def rehearsals(self) -> list[Callable[[], object]]:
+        """Work that launches every kernel of the graphs."""
+        self._memory.clear()
+        return [functools.partial(self._forward, size) for size in {*self._buckets[::8]}]
+
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture every bucket, the largest first, so that the others fit into its memory."""
         self._memory.clear()

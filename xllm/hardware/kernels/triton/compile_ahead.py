@@ -1,0 +1,35 @@
+"""Compiles the kernels of given work all at once, before it runs for the first time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import triton
+from triton.runtime.jit import JITFunction
+
+# A compilation spends its time outside Python's lock, in MLIR, LLVM and the assembler.
+_MAX_THREADS = 16
+
+
+def compile_ahead(works: Sequence[Callable[[], object]]) -> None:
+    """Call each of ``works`` with kernels that are compiled and not launched.
+
+    What else the work does is done, on whatever is in memory; so it must not depend on results.
+    Compiled kernels stay in Triton's cache folder: a second start only loads them.
+    """
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        return run(self, *args, grid=grid, warmup=True, **kwargs)
+
+    threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+    JITFunction.run = compile_only
+    try:
+        with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool):
+            for work in works:
+                work()
+    finally:
+        JITFunction.run = run
