@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -78,7 +79,7 @@ class Platform(base.Platform):
     def compile_ahead(self, works: Sequence[Callable[[], object]]) -> None:
         from xllm.hardware.kernels.triton.compile_ahead import compile_ahead
 
-        compile_ahead(works)
+        compile_ahead(works, functools.partial(torch.cuda.set_device, self.device))
         torch.cuda.synchronize(self.device)
 
     def memory_info(self) -> base.MemoryInfo:

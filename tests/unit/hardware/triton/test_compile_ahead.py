@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import triton
 from triton.runtime.jit import JITFunction
@@ -9,17 +11,29 @@ from triton.runtime.jit import JITFunction
 from xllm.hardware.kernels.triton.compile_ahead import compile_ahead
 
 
+class Compiled:
+    """Counts its loads."""
+
+    loads = 0
+
+    @property
+    def run(self) -> None:
+        self.loads += 1
+
+
 class FakeKernel(JITFunction):
     """Counts how it is called; compiles nothing."""
 
     def __init__(self) -> None:
         self.calls: list[bool] = []
+        self.compiled = Compiled()
 
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
     def run(self, *args, grid, warmup, **kwargs):
         self.calls.append(warmup)
+        return self.compiled
 
     monkeypatch.setattr(JITFunction, "run", run)
     return FakeKernel()
@@ -27,8 +41,12 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
 
 def test_kernels_are_compiled_and_not_launched(kernel: FakeKernel) -> None:
     launched = JITFunction.run
-    compile_ahead([lambda: kernel[(1,)](), lambda: kernel[(2,)]()])
+    entered = []
+    works = [lambda: kernel[(1,)](), lambda: kernel[(2,)]()]
+    compile_ahead(works, lambda: entered.append(threading.get_ident()))
     assert kernel.calls == [True, True]
+    assert kernel.compiled.loads == 1
+    assert entered and threading.get_ident() not in entered
     assert JITFunction.run is launched
     kernel[(1,)]()
     assert kernel.calls == [True, True, False]

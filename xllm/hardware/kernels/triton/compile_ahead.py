@@ -10,20 +10,29 @@ from typing import Any
 import triton
 from triton.runtime.jit import JITFunction
 
-# A compilation spends its time outside Python's lock, in MLIR, LLVM and the assembler.
+# A compilation spends its time outside Python's lock: in MLIR, LLVM, the assembler and the C
+# compiler that builds a kernel's launcher.
 _MAX_THREADS = 16
 
 
-def compile_ahead(works: Sequence[Callable[[], object]]) -> None:
-    """Call each of ``works`` with kernels that are compiled and not launched.
+def compile_ahead(
+    works: Sequence[Callable[[], object]], enter_thread: Callable[[], object] = lambda: None
+) -> None:
+    """Call each of ``works`` with kernels that are compiled and loaded, and not launched.
 
     What else the work does is done, on whatever is in memory; so it must not depend on results.
     Compiled kernels stay in Triton's cache folder: a second start only loads them.
+
+    Args:
+        enter_thread: called first in every thread that loads kernels; makes the device current.
     """
     run = JITFunction.run
+    found: dict[int, Any] = {}
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        return run(self, *args, grid=grid, warmup=True, **kwargs)
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        found[id(kernel)] = kernel
+        return kernel
 
     threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
     JITFunction.run = compile_only
@@ -33,3 +42,12 @@ def compile_ahead(works: Sequence[Callable[[], object]]) -> None:
                 work()
     finally:
         JITFunction.run = run
+    with ThreadPoolExecutor(threads, initializer=enter_thread) as pool:
+        list(pool.map(_load, found.values()))
+
+
+def _load(kernel: Any) -> None:
+    """Build the kernel's launcher and load it, which its first launch would do."""
+    if isinstance(kernel, triton.FutureKernel):
+        kernel = kernel.result()
+    _ = kernel.run
