@@ -33,6 +33,9 @@ def resolve_files(config: XllmConfig, on_progress: Callable[[EngineProgress], No
         raise ValueError(str(error)) from error
 
 
+_SMALLEST_DEFAULT_STEP = 2048
+
+
 def fit_to_model(config: XllmConfig, files: ModelFiles) -> XllmConfig:
     """The configuration that serves this model: prompts that must be computed whole fit one step.
 
@@ -48,7 +51,8 @@ def fit_to_model(config: XllmConfig, files: ModelFiles) -> XllmConfig:
     max_len = allowed if asked or spec.max_len is None else min(allowed, spec.max_len)
     scheduler, cache = config.scheduler, config.cache
     if spec.whole_prompts:
-        budget = max(scheduler.max_num_batched_tokens, max_len)
+        # Left to the device (0), the step is still no smaller than anywhere.
+        budget = max(scheduler.max_num_batched_tokens or _SMALLEST_DEFAULT_STEP, max_len)
         scheduler = dataclasses.replace(
             scheduler, max_num_batched_tokens=budget, enable_chunked_prefill=False
         )

@@ -107,8 +107,8 @@ class PoolingWorker:
             ValueError: the model or a setting does not fit; the message names it.
         """
         assert self._started is None, "the worker was started before"
-        config = self._config
-        platform = resources.open_platform(config.execution)
+        platform = resources.open_platform(self._config.execution)
+        config = self._config = resources.with_step_tokens(self._config, platform)
         self._device = platform.device
         backend = load_backend(resources.attention_backend(config.execution, platform))
         model = self._load(platform)
@@ -129,6 +129,7 @@ class PoolingWorker:
             cache_groups=groups,
             vocab_size=model.config.vocab_size,
             max_model_len=max_len,
+            max_step_tokens=config.scheduler.max_num_batched_tokens,
             eos_token_ids=self._files.eos_token_ids,
             async_device=platform.async_device,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +48,11 @@ def compile_ahead(
 
 
 def _load(kernel: Any) -> None:
-    """Build the kernel's launcher and load it, which its first launch would do."""
+    """Build the kernel's launcher and load it, which its first launch would do.
+
+    That launch also reports what fails here.
+    """
     if isinstance(kernel, triton.FutureKernel):
         kernel = kernel.result()
-    _ = kernel.run
+    with contextlib.suppress(Exception):
+        _ = kernel.run
