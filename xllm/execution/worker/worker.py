@@ -223,14 +223,15 @@ class Worker:
     def _compile(self, platform: Platform) -> None:
         """Compile what graphs will launch, all of it at once."""
         assert self._started is not None
+        if not platform.compiles_kernels:
+            return
+        self._progress("compile kernels", 0.0)
         works = []
         if self._started.graph_step is not None:
             works += self._started.graph_step.rehearsals()
         if self._started.mixed_graphs is not None:
             works += self._started.mixed_graphs.rehearsals()
-        if works:
-            self._progress("compile kernels", 0.0)
-            platform.compile_ahead(works)
+        platform.compile_ahead(works)
 
     def _warm_up(self, groups: tuple[CacheGroup, ...], max_model_len: int) -> None:
         self._progress("warm up", 0.0)

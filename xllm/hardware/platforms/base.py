@@ -30,6 +30,7 @@ class Platform(ABC):
         kernels: folder of ``hardware.kernels`` whose ops it runs.
         device: the torch device.
         collective_backend: ``torch.distributed`` backend between ranks.
+        compiles_kernels: kernels are compiled when first launched, unless ``compile_ahead`` did.
         async_device: device work is queued and runs beside the host.
         streams: stream API (current, create, event), or None where work runs in program order.
         graphs: graph capture API, or None where there are no device graphs.
@@ -42,6 +43,7 @@ class Platform(ABC):
     async_device: bool
     streams: Any = None
     graphs: Any = None
+    compiles_kernels: bool = False
 
     @staticmethod
     @abstractmethod
@@ -57,7 +59,7 @@ class Platform(ABC):
         """
 
     def compile_ahead(self, works: Sequence[Callable[[], object]]) -> None:  # noqa: B027
-        """Compile the kernels that ``works`` launch, where compiling them together saves time.
+        """Compile the kernels that ``works`` launch, together: for ``compiles_kernels``.
 
         Work is called without its kernels being run: it must not depend on their results.
         """

@@ -61,6 +61,7 @@ class Platform(base.Platform):
     kernels = "triton"
     collective_backend = "nccl"
     async_device = True
+    compiles_kernels = True
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
