@@ -20,7 +20,8 @@ namespace {
 
 constexpr int64_t kKeys = 64;       // keys per block of the softmax
 constexpr int64_t kSplitKeys = 256;  // keys per split of a decode row
-constexpr int64_t kTileRows = 96;   // rows (tokens x group) per tile, about
+constexpr int64_t kMinTileRows = 96;   // rows (tokens x group) per tile, about
+constexpr int64_t kMaxTileRows = 384;
 constexpr float kLowest = -1e30f;   // below every score, and finite: differences stay defined
 
 struct AttentionArgs {
@@ -74,14 +75,6 @@ XLLM_INLINE Lanes scaled(const Lanes& products, float scale, float softcap) {
   return hyperbolic_tangent(products * fill(scale / softcap)) * fill(softcap);
 }
 
-XLLM_INLINE float highest_of(const Lanes& v) {
-  float x[kLanes];
-  store(v, x);
-  for (int width = kLanes / 2; width; width /= 2)
-    for (int i = 0; i < width; ++i) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
-  return x[0];
-}
-
 // Turns the products of one query with kKeys keys, in panels `stride` apart, into weights. Returns
 // the factor that what was summed before must be multiplied with.
 template <class Weight>
@@ -101,8 +94,8 @@ inline float softmax_block(const AttentionArgs& a, const float* products, int64_
     }
     highest = maximum(s[p], highest);
   }
-  const float before = state.highest, here = highest_of(highest);
-  if (here > before || here != here) state.highest = here;
+  const float before = state.highest, here = largest(highest);
+  if (here > before) state.highest = here;  // a NaN reaches the result through its weight
   const Lanes shift = fill(state.highest);
   Lanes total = fill(0.0f);
   for (int p = 0; p < kPanels; ++p) {
@@ -110,7 +103,8 @@ inline float softmax_block(const AttentionArgs& a, const float* products, int64_
     store(weight, weights + p * kLanes);
     total = total + weight;
   }
-  const float factor = before == state.highest ? 1.0f : std::exp(before - state.highest);
+  float factor = 1.0f;
+  if (before != state.highest) factor = exponential(splat(before - state.highest))[0];
   state.total = state.total * factor + sum(total);
   return factor;
 }
@@ -336,9 +330,10 @@ void tile(const AttentionArgs& a, const Task& task) {
       pack_values<Engine>(j >= from ? sequence.value(base + j) : nullptr,
                           j + 1 < to ? sequence.value(base + j + 1) : nullptr, dim, j, values,
                           kKeys * kLanes);
-    Engine::gemm(rows, int(kKeys / kLanes), depth, q, depth, keys, depth * kLanes, scores,
-                 rows * kLanes, false);
-    for (int64_t r = 0; r < rows; ++r) {
+    const int64_t hidden = base > position ? (base - position) * group : 0;  // rows before base
+    Engine::gemm(rows - hidden, int(kKeys / kLanes), depth, q + hidden * depth, depth, keys,
+                 depth * kLanes, scores + hidden * kLanes, rows * kLanes, false);
+    for (int64_t r = hidden; r < rows; ++r) {
       const int64_t here = position + r / group, first = lowest_visible(a, here);
       const int64_t seen_from = first > base ? first - base : 0;
       const int64_t seen_to = here + 1 - base < kKeys ? here + 1 - base : kKeys;
@@ -350,8 +345,8 @@ void tile(const AttentionArgs& a, const Task& task) {
           store(load(sum) * fill(factor), sum);
         }
     }
-    Engine::gemm(rows, int(panels), kKeys, weights, kKeys, values, kKeys * kLanes, sums,
-                 rows * kLanes, true);
+    Engine::gemm(rows - hidden, int(panels), kKeys, weights + hidden * kKeys, kKeys, values,
+                 kKeys * kLanes, sums + hidden * kLanes, rows * kLanes, true);
   }
   for (int64_t r = 0; r < rows; ++r) {
     T* out = static_cast<T*>(a.out) +
@@ -369,10 +364,18 @@ struct Work {
   int64_t slots = 0;
 };
 
+// Query tokens per tile: large tiles pack each key for more queries, but all threads need some.
+inline int64_t tile_tokens(const AttentionArgs& a, int64_t group) {
+  int64_t rows = kMaxTileRows;
+  const int64_t all = a.starts[a.rows] * group * a.kv_heads;
+  while (rows > kMinTileRows && all / rows < 4 * num_threads()) rows /= 2;
+  return rows / group > 1 ? rows / group : 1;
+}
+
 Work work_of(const AttentionArgs& a) {
   Work work;
   const int64_t group = a.q_heads / a.kv_heads;
-  const int64_t tokens = kTileRows / group > 1 ? kTileRows / group : 1;
+  const int64_t tokens = tile_tokens(a, group);
   for (int64_t row = 0; row < a.rows; ++row) {
     const int64_t count = a.starts[row + 1] - a.starts[row];
     if (count == 1) {

@@ -23,7 +23,8 @@ constexpr int block_rows(int registers) {
 }
 
 // Memory that will be read after a product. F32Engine asks for it while it computes, so that a
-// product of few rows does not wait for its weights and then for its arithmetic.
+// product of few rows does not wait for its weights and then for its arithmetic. TileEngine, told of
+// any, asks for B a few tiles ahead.
 struct Ahead {
   const void* at = nullptr;
   int64_t bytes = 0;
@@ -160,26 +161,36 @@ struct TileEngine {
   using Scope = TileScope;
   static constexpr int64_t kStep = 32;
   static constexpr bool kPairs = true;
+  // Of k per pass: two panels and 32 rows of A stay in the first-level cache meanwhile.
+  static constexpr int64_t kDepth = 320;
 
   template <int R = kRegisters>
   static void gemm(int64_t rows, int panels, int64_t k, const bf16* a, int64_t lda, const bf16* b,
                    int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
-                   const Ahead& = {}) {
-    for (int64_t row = 0; row < rows; row += 32) {
-      const int here = int(rows - row < 32 ? rows - row : 32);
-      for (int p = 0; p < panels; p += 2) {
-        const bf16* b0 = b + p * b_stride;
-        float* c0 = c + p * c_stride + row * kLanes;
-        const bool two = p + 1 < panels;
-        const bf16* a0 = a + row * lda;
-        if (here > 16)
-          two ? tile_block<2, 2>(here, k, a0, lda, b0, b_stride, c0, c_stride, accumulate)
-              : tile_block<2, 1>(here, k, a0, lda, b0, b_stride, c0, c_stride, accumulate);
-        else
-          two ? tile_block<1, 2>(here, k, a0, lda, b0, b_stride, c0, c_stride, accumulate)
-              : tile_block<1, 1>(here, k, a0, lda, b0, b_stride, c0, c_stride, accumulate);
-      }
+                   const Ahead& ahead = {}) {
+    // Few rows pass over B once, in the order of memory.
+    const int64_t passes = rows > 32 ? (k + kDepth - 1) / kDepth : 1;
+    const int64_t depth = (k / kStep + passes - 1) / passes * kStep;
+    for (int64_t i = 0; i < k; i += depth) {
+      const int64_t here = k - i < depth ? k - i : depth;
+      for (int p = 0; p < panels; p += 2)
+        for (int64_t row = 0; row < rows; row += 32)
+          block(rows - row, p + 1 < panels, here, a + row * lda + i, lda,
+                b + p * b_stride + i * kLanes, b_stride, c + p * c_stride + row * kLanes, c_stride,
+                accumulate || i > 0, ahead.at != nullptr);
     }
+  }
+
+ private:
+  static void block(int64_t rows, bool two, int64_t k, const bf16* a, int64_t lda, const bf16* b,
+                    int64_t b_stride, float* c, int64_t c_stride, bool accumulate, bool streams) {
+    const int here = int(rows < 32 ? rows : 32);
+    if (here > 16)
+      two ? tile_block<2, 2>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, streams)
+          : tile_block<2, 1>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, streams);
+    else
+      two ? tile_block<1, 2>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, streams)
+          : tile_block<1, 1>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, streams);
   }
 };
 #endif

@@ -154,8 +154,8 @@ void stream_rows(const LinearArgs& a, const float* x) {
 }
 
 // Panels per task: as many as share a pass over the rows, but enough tasks for all threads.
-inline int group_size(int64_t panels, int64_t chunks, int threads) {
-  int group = kMaxGroup;
+inline int group_size(int64_t panels, int64_t chunks, int threads, int most) {
+  int group = most;
   while (group > 1 && ceil_div(panels, group) * chunks < threads * 8) group /= 2;
   return group;
 }
@@ -172,7 +172,9 @@ void multiply(const LinearArgs& a, const typename Engine::Input* x) {
   const int64_t panels = ceil_div(a.n, kLanes), chunks = ceil_div(a.tokens, kChunkRows);
   // Few rows in float32 go panel by panel in the order of memory, each asking for the next.
   const bool in_order = std::is_same_v<Engine, F32Engine> && chunks == 1;
-  const int group = in_order ? 1 : group_size(panels, chunks, threads);
+  // Few rows read an expanded panel once: no more of them than the first-level cache holds.
+  const int most = kDirect || a.tokens > 32 ? kMaxGroup : 2;
+  const int group = in_order ? 1 : group_size(panels, chunks, threads, most);
   const int64_t groups = ceil_div(panels, group), rows_per_chunk = ceil_div(a.tokens, chunks);
   const Element* weight = static_cast<const Element*>(a.weight);
   const Element* end = weight + panels * a.padded_k * kLanes;
@@ -195,6 +197,7 @@ void multiply(const LinearArgs& a, const typename Engine::Input* x) {
         Ahead ahead;
         if (in_order && next + depth * kLanes <= end)
           ahead = {next, depth * kLanes * int64_t(sizeof(Element))};
+        if (kDirect && !std::is_same_v<Engine, F32Engine>) ahead = {next, 0};
         const Input* b;
         int64_t b_stride;
         if constexpr (kDirect) {

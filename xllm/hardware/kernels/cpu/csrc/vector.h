@@ -194,6 +194,24 @@ XLLM_INLINE float sum(const Lanes& v) {
 #endif
 }
 
+// The largest of sixteen; a NaN may be dropped.
+XLLM_INLINE float largest(const Lanes& v) {
+#if XLLM_REGISTER_BYTES == 64
+  return _mm512_reduce_max_ps((__m512)v.r[0]);
+#elif XLLM_REGISTER_BYTES == 32
+  const __m256 half = _mm256_max_ps((__m256)v.r[0], (__m256)v.r[1]);
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+#else
+  float x[kLanes];
+  store(v, x);
+  for (int width = kLanes / 2; width; width /= 2)
+    for (int i = 0; i < width; ++i) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
+  return x[0];
+#endif
+}
+
 // e^x within 2 ulp; 0 below the normal range, exactly 1 at 0, NaN for NaN.
 XLLM_INLINE floats exponential(floats x) {
   const floats low = splat(-87.33654f), high = splat(88.72283f);

@@ -60,6 +60,8 @@ struct I8Weights {
   }
 };
 
+constexpr int64_t kAhead = 128;  // how many k ahead of the expansion weights are requested
+
 // One panel over k weights as an engine reads it.
 template <class Weights>
 inline void expand_panel(const typename Weights::Element* from, int64_t k, float* to) {
@@ -72,6 +74,7 @@ inline void expand_panel(const typename Weights::Element* from, int64_t k, float
 template <class Weights>
 inline void expand_panel(const typename Weights::Element* from, int64_t k, bf16* to) {
   for (int64_t i = 0; i < k; i += 2) {
+    __builtin_prefetch(from + (i + kAhead) * kLanes);
     const PairOfLanes v = Weights::load_pair(from + i * kLanes);
     store_pairs(v.even, v.odd, to + i * kLanes);
   }
