@@ -189,7 +189,7 @@ class Model:
             starts, lens, queries = batch
             x = ops.paged_attention(q, keys, values, starts, lens, table, 0.125, 0.0, 0, queries)
             x, residual = ops.fused_add_rms_norm(ops.linear(x, o), residual, self.norm, 1e-5)
-            x = ops.linear(ops.act_and_mul(ops.linear(x, gate_up), "silu"), down)
+            x = ops.linear(ops.gated_linear(x, gate_up, None, "silu"), down)
         x, residual = ops.fused_add_rms_norm(x, residual, self.norm, 1e-5)
         ops.linear(x[sampled], self.head)
 

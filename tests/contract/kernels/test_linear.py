@@ -75,6 +75,24 @@ def test_a_rows_bits_do_not_depend_on_the_number_of_rows(
     assert torch.equal(implementation.linear(x[139:].clone(), packed), whole[139:])
 
 
+@pytest.mark.parametrize(("dtype", "weight_dtype"), FORMATS)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize("shape", [(576, 192), (50, 96), (64, 48)])
+def test_a_gated_layer_is_a_product_and_an_activation_to_the_bit(
+    implementation: Implementation,
+    dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+    activation: str,
+    shape: tuple[int, int],
+) -> None:
+    k, n = shape
+    packed = implementation.pack_linear(*_weight(n, k, weight_dtype))
+    for tokens, bias in ((1, None), (40, None), (150, random(n, dtype=dtype, seed=3))):
+        x = random(tokens, k, dtype=dtype)
+        expected = implementation.act_and_mul(implementation.linear(x, packed, bias), activation)
+        assert torch.equal(implementation.gated_linear(x, packed, bias, activation), expected)
+
+
 def test_float16_runs_too(implementation: Implementation) -> None:
     x = random(3, 64, dtype=torch.float16)
     for weight_dtype in (torch.float16, torch.int8):

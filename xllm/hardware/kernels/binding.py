@@ -32,6 +32,19 @@ OP_FILES = {
     "mask_logits": "mask",
 }
 
+
+def _gated_linear(found: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
+    linear, act_and_mul = found["linear"], found["act_and_mul"]
+
+    def gated_linear(x: Any, packed: Any, bias: Any, activation: str) -> Any:
+        return act_and_mul(linear(x, packed, bias), activation)
+
+    return gated_linear
+
+
+# Ops that are others in a row where a platform has nothing better: op -> (file, composition).
+COMPOSED_OPS = {"gated_linear": ("linear", _gated_linear)}
+
 _PACKAGE = __name__.rpartition(".")[0]
 
 
@@ -40,7 +53,7 @@ def bind(namespace: dict[str, Any], name: str, traceable: bool) -> None:
     known = platforms()
     if name not in known:
         raise ValueError(f"unknown kernel platform {name!r}; known: {', '.join(known)}")
-    for op in OP_FILES:
+    for op in (*OP_FILES, *COMPOSED_OPS):
         namespace[op] = functools.partial(_first_call, namespace, name, traceable, op)
 
 
@@ -49,7 +62,10 @@ def implementations(name: str) -> dict[str, Callable[..., Any]]:
     package = importlib.import_module(f"{_PACKAGE}.{name}")
     if not getattr(package, "ready", lambda: True)():
         name = "reference"
-    return {op: _find(name, op) for op in OP_FILES}
+    found = {op: _find(name, op) for op in OP_FILES}
+    for op, (file, compose) in COMPOSED_OPS.items():
+        found[op] = _own(name, file, op) or compose(found)
+    return found
 
 
 def platforms() -> list[str]:
@@ -65,14 +81,19 @@ def _first_call(
     if traceable:
         library = importlib.import_module(f"{_PACKAGE}.custom_ops")
         found = found | library.wrap(found)
+        found |= {op: compose(found) for op, (_, compose) in COMPOSED_OPS.items()}
     namespace.update(found)
     return namespace[op](*args, **kwargs)
 
 
 def _find(name: str, op: str) -> Callable[..., Any]:
-    module = f"{_PACKAGE}.{name}.{OP_FILES[op]}"
-    if importlib.util.find_spec(module) is not None:
-        implementation = getattr(importlib.import_module(module), op, None)
-        if implementation is not None:
-            return implementation
-    return getattr(importlib.import_module(f"{_PACKAGE}.reference"), op)
+    own = _own(name, OP_FILES[op], op)
+    return own or getattr(importlib.import_module(f"{_PACKAGE}.reference"), op)
+
+
+def _own(name: str, file: str, op: str) -> Callable[..., Any] | None:
+    """The platform's implementation, if it has one."""
+    module = f"{_PACKAGE}.{name}.{file}"
+    if importlib.util.find_spec(module) is None:
+        return None
+    return getattr(importlib.import_module(module), op, None)

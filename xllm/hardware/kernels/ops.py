@@ -200,6 +200,15 @@ def linear(x: Tensor, packed: Any, bias: Tensor | None = None) -> Tensor:
     return reference.linear(x, packed, bias)
 
 
+def gated_linear(x: Tensor, packed: Any, bias: Tensor | None, activation: str) -> Tensor:
+    """``act_and_mul(linear(x, packed, bias), activation)``, to the bit: x (T, K) -> (T, N / 2).
+
+    Raises:
+        ValueError: ``activation`` is not one of ``ACTIVATIONS``.
+    """
+    return act_and_mul(linear(x, packed, bias), activation)
+
+
 def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
     """Choose experts: softmax over ``x @ weight.T`` in float32, then the ``top_k`` largest.
 

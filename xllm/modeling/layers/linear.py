@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from xllm.hardware.kernels import ops
 from xllm.modeling.layers.target import Target
 from xllm.modeling.quantization.base import QuantMethod
 
@@ -131,3 +132,9 @@ class GateUpLinear(Linear):
             dtype=dtype,
             shards=(("gate_proj", intermediate_size), ("up_proj", intermediate_size)),
         )
+
+    def gated(self, x: Tensor, activation: str) -> Tensor:
+        """x (T, K) -> activation(gate) * up (T, N / 2)."""
+        if self.adapters is not None:
+            return ops.act_and_mul(self(x), activation)
+        return ops.gated_linear(x, self.packed, self.bias, activation)

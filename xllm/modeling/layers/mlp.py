@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from xllm.hardware.kernels import ops
 from xllm.modeling.layers.linear import GateUpLinear, Linear
 from xllm.modeling.quantization.base import QuantMethod
 
@@ -33,5 +32,5 @@ class GatedMLP(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(ops.act_and_mul(self.gate_up_proj(x), self.activation))
+        out: Tensor = self.down_proj(self.gate_up_proj.gated(x, self.activation))
         return out

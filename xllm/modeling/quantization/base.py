@@ -26,7 +26,7 @@ class QuantMethod(Protocol):
         ...
 
     def after_load(self, layer: Linear) -> None:
-        """Pack for the platform and free the unpacked storage."""
+        """Pack for the platform into ``layer.packed`` and free the unpacked storage."""
         ...
 
     def apply(self, layer: Linear, x: Tensor) -> Tensor:

@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from xllm.hardware.kernels import reference
+from xllm.hardware.kernels.cpu.activation import KINDS, act_and_mul
 from xllm.hardware.kernels.cpu.call import DTYPES, entry, pointer
 
 _linear = entry("xllm_linear")
 _FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-# x, weight, scale, bias, out, tokens, k, padded_k, n, format, dtype
-_pack = struct.Struct("=11q").pack
+# x, weight, scale, bias, out, tokens, k, padded_k, n, format, dtype, gate
+_pack = struct.Struct("=12q").pack
 _LANES = 16
+# Fewer rows are bound by reading the weight, and may be streamed, which knows no gates.
+_MIN_GATED_ROWS = 33
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,16 +58,37 @@ def linear(x: Tensor, packed: Any, bias: Tensor | None = None) -> Tensor:
     dtype = DTYPES.get(x.dtype)
     if dtype is None or not isinstance(packed, PackedLinear):
         return _other(x, packed, bias)
-    tokens = x.shape[0]
-    out = x.new_empty((tokens, packed.out_features))
+    out = x.new_empty((x.shape[0], packed.out_features))
+    _run(x, packed, bias, out, dtype, -1)
+    return out
+
+
+def gated_linear(x: Tensor, packed: Any, bias: Tensor | None, activation: str) -> Tensor:
+    """See ``ops.gated_linear``."""
+    dtype, kind = DTYPES.get(x.dtype), KINDS.get(activation)
+    if (
+        x.shape[0] < _MIN_GATED_ROWS
+        or dtype is None
+        or kind is None
+        or not isinstance(packed, PackedLinear)
+        or packed.out_features % (2 * _LANES)
+    ):
+        return act_and_mul(linear(x, packed, bias), activation)
+    out = x.new_empty((x.shape[0], packed.out_features // 2))
+    _run(x, packed, bias, out, dtype, kind)
+    return out
+
+
+def _run(
+    x: Tensor, packed: PackedLinear, bias: Tensor | None, out: Tensor, dtype: int, gate: int
+) -> None:
     _linear(
         _pack(
             *(x.data_ptr(), packed.panels.data_ptr(), pointer(packed.scale), pointer(bias)),
-            *(out.data_ptr(), tokens, packed.in_features, packed.padded_k, packed.out_features),
-            *(packed.format, dtype),
+            *(out.data_ptr(), x.shape[0], packed.in_features, packed.padded_k),
+            *(packed.out_features, packed.format, dtype, gate),
         )
     )
-    return out
 
 
 def _other(x: Tensor, packed: Any, bias: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@
 
 #include <type_traits>
 
+#include "activation.h"
 #include "gemm.h"
 #include "runtime.h"
 #include "weights.h"
@@ -29,6 +30,9 @@ struct LinearArgs {
   int64_t tokens, k, padded_k, n;
   int64_t format;  // 0 float32, 1 bfloat16, 2 int8
   int64_t dtype;   // of x, bias and out
+  // -1, or an activation's kind: the first half of N are gates of the second half, out is
+  // (T, N / 2), and N is a multiple of 32. Only for rows that are multiplied (`multiply`).
+  int64_t gate;
 };
 
 // x (T, K) into rows of padded_k in the engine's format.
@@ -55,6 +59,29 @@ const Input* prepare_input(const LinearArgs& a, Scratch& scratch) {
     convert_input(a, static_cast<const decltype(element)*>(a.x), to);
   });
   return to;
+}
+
+// act(gate) * up of two panels' sums, each rounded first: the bits of a product and an activation.
+template <class T>
+void write_gated(const LinearArgs& a, const float* gates, const float* ups, int64_t row,
+                 int64_t rows, int64_t panel) {
+  const int64_t width = a.n / 2, column = panel * kLanes;
+  const T* bias = static_cast<const T*>(a.bias);
+  const auto of = [&](const float* values, int64_t i) {
+    return values ? load(values + i) : fill(1.0f);
+  };
+  const auto bias_of = [&](int64_t i) { return bias ? load(bias + i) : fill(0.0f); };
+  const Lanes gate_scale = of(a.scale, column), up_scale = of(a.scale, width + column);
+  const Lanes gate_bias = bias_of(column), up_bias = bias_of(width + column);
+  T* out = static_cast<T*>(a.out) + row * width + column;
+  with_activation(a.gate, [&](auto kind) {
+    for (int64_t r = 0; r < rows; ++r) {
+      T gate[kLanes], up[kLanes];
+      store(fma(load(gates + r * kLanes), gate_scale, gate_bias), gate);
+      store(fma(load(ups + r * kLanes), up_scale, up_bias), up);
+      store(activate<kind>(load(gate)) * load(up), out + r * width);
+    }
+  });
 }
 
 // Sums (rows, 16) of one panel, scaled and biased, to their place in out.
@@ -169,52 +196,66 @@ void multiply(const LinearArgs& a, const typename Engine::Input* x) {
   constexpr int64_t kMaxK = kChunkBytes / (kLanes * sizeof(Input));
   static thread_local Scratch expanded_scratch, sums_scratch;
   const int threads = num_threads();
-  const int64_t panels = ceil_div(a.n, kLanes), chunks = ceil_div(a.tokens, kChunkRows);
+  // A gated layer goes by the panels of its gates, each with that of the values it gates.
+  const int sides = a.gate < 0 ? 1 : 2;
+  const int64_t all_panels = ceil_div(a.n, kLanes), panels = all_panels / sides;
+  const int64_t chunks = ceil_div(a.tokens, kChunkRows);
   // Few rows in float32 go panel by panel in the order of memory, each asking for the next.
   const bool in_order = std::is_same_v<Engine, F32Engine> && chunks == 1;
   // Few rows read an expanded panel once: no more of them than the first-level cache holds.
-  const int most = kDirect || a.tokens > 32 ? kMaxGroup : 2;
+  const int most = (kDirect || a.tokens > 32 ? kMaxGroup : 2) / sides;
   const int group = in_order ? 1 : group_size(panels, chunks, threads, most);
   const int64_t groups = ceil_div(panels, group), rows_per_chunk = ceil_div(a.tokens, chunks);
   const Element* weight = static_cast<const Element*>(a.weight);
-  const Element* end = weight + panels * a.padded_k * kLanes;
+  const Element* end = weight + all_panels * a.padded_k * kLanes;
   const int64_t run = in_order ? groups / (threads * 8) + 1 : 1;
 #pragma omp parallel num_threads(threads)
   {
     typename Engine::Scope scope;
     (void)scope;
     Input* expanded = kDirect ? nullptr : expanded_scratch.get<Input>(group * kMaxK * kLanes);
-    float* sums = sums_scratch.get<float>(group * rows_per_chunk * kLanes);
+    float* sums = sums_scratch.get<float>(group * sides * rows_per_chunk * kLanes);
 #pragma omp for schedule(dynamic, run) nowait
     for (int64_t task = 0; task < groups * chunks; ++task) {
       const int64_t first = task / chunks * group, row = task % chunks * rows_per_chunk;
       const int count = int(panels - first < group ? panels - first : group);
       const int64_t rows = a.tokens - row < rows_per_chunk ? a.tokens - row : rows_per_chunk;
-      const Element* packed = weight + first * a.padded_k * kLanes;
-      for (int64_t k = 0; k < a.padded_k; k += kMaxK) {
-        const int64_t depth = a.padded_k - k < kMaxK ? a.padded_k - k : kMaxK;
-        const Element* next = packed + (k + depth) * kLanes;  // of this panel or the one after
-        Ahead ahead;
-        if (in_order && next + depth * kLanes <= end)
-          ahead = {next, depth * kLanes * int64_t(sizeof(Element))};
-        if (kDirect && !std::is_same_v<Engine, F32Engine>) ahead = {next, 0};
-        const Input* b;
-        int64_t b_stride;
-        if constexpr (kDirect) {
-          b = packed + k * kLanes;
-          b_stride = a.padded_k * kLanes;
-        } else {
-          for (int p = 0; p < count; ++p)
-            expand_panel<Weights>(packed + (p * a.padded_k + k) * kLanes, depth,
-                                  expanded + p * depth * kLanes);
-          b = expanded;
-          b_stride = depth * kLanes;
+      for (int side = 0; side < sides; ++side) {
+        const Element* packed = weight + (side * panels + first) * a.padded_k * kLanes;
+        float* side_sums = sums + side * count * rows * kLanes;
+        for (int64_t k = 0; k < a.padded_k; k += kMaxK) {
+          const int64_t depth = a.padded_k - k < kMaxK ? a.padded_k - k : kMaxK;
+          const Element* next = packed + (k + depth) * kLanes;  // of this panel or the one after
+          Ahead ahead;
+          if (in_order && next + depth * kLanes <= end)
+            ahead = {next, depth * kLanes * int64_t(sizeof(Element))};
+          if (kDirect && !std::is_same_v<Engine, F32Engine>) ahead = {next, 0};
+          const Input* b;
+          int64_t b_stride;
+          if constexpr (kDirect) {
+            b = packed + k * kLanes;
+            b_stride = a.padded_k * kLanes;
+          } else {
+            for (int p = 0; p < count; ++p)
+              expand_panel<Weights>(packed + (p * a.padded_k + k) * kLanes, depth,
+                                    expanded + p * depth * kLanes);
+            b = expanded;
+            b_stride = depth * kLanes;
+          }
+          Engine::gemm(rows, count, depth, x + row * a.padded_k + k, a.padded_k, b, b_stride,
+                       side_sums, rows * kLanes, k > 0, ahead);
         }
-        Engine::gemm(rows, count, depth, x + row * a.padded_k + k, a.padded_k, b, b_stride, sums,
-                     rows * kLanes, k > 0, ahead);
       }
-      for (int p = 0; p < count; ++p)
-        write_out(a, sums + p * rows * kLanes, row, rows, first + p);
+      for (int p = 0; p < count; ++p) {
+        const float* first_sums = sums + p * rows * kLanes;
+        if (sides == 1)
+          write_out(a, first_sums, row, rows, first + p);
+        else
+          with_dtype(a.dtype, [&](auto element) {
+            write_gated<decltype(element)>(a, first_sums, first_sums + count * rows * kLanes, row,
+                                           rows, first + p);
+          });
+      }
     }
   }
 }
