@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -124,3 +125,21 @@ def test_random_texts_of_a_formats_own_pieces_lose_no_prose(name):
         whole = read("tools", name, sample, [sample.text])
         for pieces in itertools.islice(cuts(sample.text), 0, None, 5):
             assert read("tools", name, sample, pieces) == whole, pieces
+
+
+OPENINGS = {
+    "qwen3_coder": "<tool_call><function=f><parameter=x>",
+    "glm45": "<tool_call>f<arg_key>",
+    "minimax_m2": '<minimax:tool_call><invoke name="f"><parameter name="',
+    "gpt_oss": "<|channel|>analysis ",
+}
+
+
+@pytest.mark.parametrize("name", OPENINGS)
+def test_an_answer_of_opening_tags_takes_no_quadratic_time(name):
+    """Unbounded, each would be read again to the end: some billion characters."""
+    sample = Sample(OPENINGS[name] * (200_000 // len(OPENINGS[name])))
+    begin = time.process_time()
+    parsed, called = read("tools", name, sample, [sample.text])
+    assert time.process_time() - begin < 5.0
+    assert (parsed.content, called) == (sample.text, False)

@@ -36,6 +36,9 @@ class Harmony:
             mark = yield from source.scan(opening, sink.content)
             if mark is None:
                 return
+            if not source.patient:
+                sink.content(mark)
+                continue
             hold = source.hold()
             found = yield from source.until(self.message, self.end, self.done, self.call)
             if found is None or found[1] != self.message:

@@ -110,8 +110,8 @@ class TextParser:
             yield from self._read_bare_calls(self._tools)
         wraps = self._reasoning.wraps if isinstance(self._reasoning, ReasoningFormat) else ()
         opens = self._tools.opens if self._tools is not None else ()
-        marks = (*opens, *wraps[1:])
         while (yield from source.more()):
+            marks = (*(opens if source.patient else ()), *wraps[1:])
             if not marks:
                 sink.content(source.text[source.pos :])
                 source.pos = len(source.text)

@@ -34,7 +34,10 @@ class Sink:
         self._max_calls = max_calls
         self._keep_reasoning = keep_reasoning
         self._shown = dict(shown or {})
-        self._out = Parsed()
+        self._calls: list[ToolCallDelta] = []
+        self._content: list[str] = []
+        self._thoughts: list[str] = []
+        self._arguments: list[str] = []  # of the call opened last
         self._blanks = ""  # content that is dropped unless a word follows
         self._in_words = False
         self._reasoned = False
@@ -60,8 +63,10 @@ class Sink:
 
     def take(self) -> Parsed:
         """Everything since the last call."""
-        out, self._out = self._out, Parsed()
-        return out
+        self._flush_arguments()
+        parsed = Parsed("".join(self._content), "".join(self._thoughts), self._calls)
+        self._content, self._thoughts, self._calls = [], [], []
+        return parsed
 
     def content(self, text: str) -> None:
         """Text of the answer."""
@@ -75,7 +80,7 @@ class Sink:
             self._in_words = True
             if self._reasoned and not self._num_calls:
                 text = words
-        self._out.content += self._show(text)
+        self._content.append(self._show(text))
 
     def reasoning(self, text: str) -> None:
         """Text of the thoughts before the answer."""
@@ -87,7 +92,7 @@ class Sink:
         if words:
             self._reasoned = True
             if self._keep_reasoning:
-                self._out.reasoning += self._show(words)
+                self._thoughts.append(self._show(words))
 
     def end_reasoning(self) -> None:
         """The answer follows."""
@@ -96,6 +101,7 @@ class Sink:
 
     def open_call(self, name: str, call_id: str | None = None) -> None:
         """A call begins."""
+        self._flush_arguments()
         self._torn = self._torn or self._open
         self._blanks = ""
         self._in_words = False
@@ -104,17 +110,12 @@ class Sink:
         self._num_calls += 1
         if not self._muted:
             call_id = call_id or self._new_id(index)
-            self._out.tool_calls.append(ToolCallDelta(index, call_id, name))
+            self._calls.append(ToolCallDelta(index, call_id, name))
 
     def arguments(self, text: str) -> None:
         """The next piece of the open call's JSON text."""
-        if self._muted or not text:
-            return
-        index = self._num_calls - 1
-        calls = self._out.tool_calls
-        if not calls or calls[-1].index != index:
-            calls.append(ToolCallDelta(index))
-        calls[-1].arguments += self._show(text)
+        if not self._muted:
+            self._arguments.append(self._show(text))
 
     def close_call(self) -> None:
         """The open call is complete."""
@@ -129,7 +130,15 @@ class Sink:
     def finish(self) -> None:
         """The message has ended. An answer of nothing but white space is still an answer."""
         if self.silent and not self._reasoned:
-            self._out.content += self._blanks
+            self._content.append(self._blanks)
+
+    def _flush_arguments(self) -> None:
+        if text := "".join(self._arguments):
+            index = self._num_calls - 1
+            if not self._calls or self._calls[-1].index != index:
+                self._calls.append(ToolCallDelta(index))
+            self._calls[-1].arguments += text
+        self._arguments = []
 
     @property
     def _muted(self) -> bool:

@@ -15,19 +15,28 @@ from typing import TypeVar
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 BLANKS = " \t\r\n"
+# Characters of one text that may be read again after attempts that came to nothing: about a tenth
+# of a second. An answer of nothing but opening tags would else take time quadratic in its length.
+_MAX_REREAD_CHARS = 1 << 22
 _BLANK_RUN = re.compile(r"[ \t\r\n]*")
 
 
 class Source:
     """The unread text, and how to wait for more of it."""
 
-    __slots__ = ("_held", "ended", "pos", "text")
+    __slots__ = ("_held", "_num_reread", "ended", "pos", "text")
 
     def __init__(self) -> None:
         self.text = ""
         self.pos = 0
         self.ended = False
         self._held = False
+        self._num_reread = 0
+
+    @property
+    def patient(self) -> bool:
+        """Whether attempts that may fail are still allowed."""
+        return self._num_reread <= _MAX_REREAD_CHARS
 
     def feed(self, text: str) -> None:
         """Append text. What was read is forgotten unless it is held."""
@@ -44,6 +53,7 @@ class Source:
 
     def rewind(self, mark: int) -> None:
         """Go back to where ``hold`` was called."""
+        self._num_reread += self.pos - mark
         self.pos = mark
         self._held = False
 
