@@ -45,7 +45,7 @@ SCHEMA = {
     },
 }
 TARGET = 0.10
-WARM_UP = 3
+WARM_UP = 2
 
 
 class Timer:
