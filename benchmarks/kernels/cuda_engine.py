@@ -86,6 +86,7 @@ class Engine:
         max_rows: int,
         step_tokens: int,
         quantization: str | None = None,
+        kv_cache_dtype: str = "auto",
         **execution: Any,
     ) -> None:
         config = XllmConfig(
@@ -95,7 +96,7 @@ class Engine:
                 load_format="dummy",
                 quantization=quantization,
             ),
-            cache=CacheConfig(),
+            cache=CacheConfig(kv_cache_dtype=kv_cache_dtype),
             scheduler=SchedulerConfig(max_num_seqs=max_rows, max_num_batched_tokens=step_tokens),
             execution=ExecutionConfig(device="cuda", **execution),
         )
@@ -305,10 +306,12 @@ def main() -> None:
     parser.add_argument("--step-tokens", type=int, default=8192)
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--quantization", choices=("fp8",))
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
     arguments = parser.parse_args()
     report: dict[str, Any] = {
         "model": f"Qwen3-{arguments.model.upper()} dummy weights, bfloat16",
         "quantization": arguments.quantization,
+        "kv_cache_dtype": arguments.kv_cache_dtype,
         "device": torch.cuda.get_device_name(),
         "versions": {
             "torch": torch.__version__,
@@ -328,6 +331,7 @@ def main() -> None:
                 wanted,
                 arguments.step_tokens,
                 arguments.quantization,
+                arguments.kv_cache_dtype,
                 enforce_eager=arguments.eager,
             )
             rows = wanted

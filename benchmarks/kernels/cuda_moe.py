@@ -1,4 +1,4 @@
-"""Times mixture-of-experts kernels and 8-bit products on the device, tile by tile.
+"""Times mixture-of-experts kernels, 8-bit products and 8-bit caches on the device, by tile.
 
     python benchmarks/kernels/cuda_moe.py --out results.json [--only moe,fp8]
 
@@ -9,16 +9,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
+import functools
 import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
 import torch
-from cuda_kernels import BF16, DEVICE, WARM_PROCESSES, Case, time_case
+from cuda_kernels import (
+    BF16,
+    DEVICE,
+    HEAD_DIM,
+    KV_HEADS,
+    WARM_PROCESSES,
+    Case,
+    paged,
+    time_case,
+)
 
 from xllm.hardware.kernels.triton import fp8, linear, moe, moe_stream, route
+from xllm.hardware.kernels.triton.decode_attention import decode_attention
 
 HIDDEN, INNER, EXPERTS, TOP_K = 2048, 768, 128, 8
 PRODUCTS = {  # of Qwen3-8B: outputs, inputs
@@ -40,14 +50,14 @@ def moe_cases() -> Iterator[Case]:
     ]
     router = torch.randn(EXPERTS, HIDDEN, dtype=BF16, device=DEVICE)
     expert_bytes = 3 * INNER * HIDDEN * 2
-    for tokens in (1, 2, 4, 8, 16, 64, 256, 1024, 8192):
+    for tokens in (1, 4, 64, 256, 8192):
         x = torch.randn(tokens, HIDDEN, dtype=BF16, device=DEVICE)
         chosen = [route.route(torch.randn_like(x), router, TOP_K, True) for _ in layers]
         yield Case(f"route {tokens}", [lambda x=x: route.route(x, router, TOP_K, True)])
         yield Case(f"group {tokens}", [lambda e=chosen[0][1]: moe.group_pairs(e, EXPERTS)])
         used = sum(len(experts.unique()) for _, experts in chosen) / len(chosen)
         work = {"bytes": int(used * expert_bytes), "flops": tokens * TOP_K * 3 * 2 * INNER * HIDDEN}
-        for tile in stream_tiles() if tokens <= 8 else ():
+        for tile in stream_tiles() if tokens == 1 else ():
             calls = [
                 lambda p=p, c=c, x=x, t=tile: moe_stream.stream_experts(x, p, *c, "silu", t)
                 for p, c in zip(layers, chosen, strict=True)
@@ -62,33 +72,27 @@ def moe_cases() -> Iterator[Case]:
 
 
 def stream_tiles() -> Iterator[moe_stream.PairTile]:
-    yield moe_stream.PairTile()
-    yield moe_stream.PairTile(up_n=2, up_k=2048, down_n=2, down_k=256)
-    yield moe_stream.PairTile(up_n=4, up_k=512, down_n=8, down_k=128)
-    yield moe_stream.PairTile(up_n=8, up_k=512, down_n=8, down_k=256, down_warps=8)
-    yield moe_stream.PairTile(up_n=8, up_k=1024, up_warps=8, down_n=2, down_k=512)
+    for up, down in (
+        ((4, 1024, 4), (4, 256, 4)),
+        ((4, 512, 4), (4, 256, 4)),
+        ((4, 1024, 4), (4, 128, 4)),
+        ((4, 1024, 4), (2, 256, 4)),
+        ((4, 1024, 4), (8, 128, 4)),
+        ((8, 512, 4), (4, 256, 8)),
+        ((2, 1024, 2), (2, 256, 2)),
+    ):
+        yield moe_stream.PairTile(*up, *down)
 
 
 def group_tiles(tokens: int) -> Iterator[tuple[moe.GroupTile, moe.GroupTile]]:
+    yield moe.choose_tiles(tokens * TOP_K, EXPERTS, BF16)
     tile = moe.GroupTile
-    if tokens <= 64:
-        for n, k, stages in ((64, 128, 4), (64, 64, 6), (128, 64, 4), (64, 256, 2)):
-            yield tile(16, n, k, 4, stages), tile(16, n, k, 4, stages)
-    elif tokens == 256:
-        for m, n, k, stages in (
-            (16, 64, 128, 4),
-            (32, 64, 128, 4),
-            (32, 128, 64, 4),
-            (32, 64, 64, 6),
-            (64, 64, 64, 4),
-        ):
-            yield tile(m, n, k, 4, stages), tile(m, n, k, 4, stages)
-    else:
-        yield tile(64, 64, 64, 4, 4), tile(64, 128, 64, 4, 4)
-        yield tile(64, 128, 64, 8, 4), tile(64, 128, 64, 4, 4)
-        yield tile(128, 128, 64, 8, 3), tile(128, 128, 64, 8, 4)
-        yield tile(128, 64, 64, 4, 4), tile(128, 128, 64, 8, 3)
-        yield tile(128, 128, 64, 8, 4), tile(128, 256, 64, 8, 3)
+    if tokens == 256:
+        yield tile(32, 128, 128, 4, 3), tile(32, 128, 128, 4, 3)
+        yield tile(32, 128, 64, 8, 5), tile(32, 256, 64, 8, 4)
+    elif tokens == 8192:
+        yield tile(128, 128, 64, 8, 4), tile(64, 256, 64, 8, 4)
+        yield tile(64, 128, 64, 4, 4), tile(128, 256, 64, 8, 3)
 
 
 def fp8_cases() -> Iterator[Case]:
@@ -98,17 +102,21 @@ def fp8_cases() -> Iterator[Case]:
         for _ in range(max(2, (120 << 20) // (outputs * inputs))):
             weight = torch.randn(outputs, inputs, device=DEVICE).to(fp8.FP8)
             packed.append(linear.pack_linear(weight, torch.ones(outputs, device=DEVICE)))
-        for tokens in (1, 8, 16, 32, 64, 128, 256, 8192):
+        for tokens in (1, 8, 64, 128, 256):
             x = torch.randn(tokens, inputs, dtype=BF16, device=DEVICE)
             work = {"bytes": outputs * inputs, "flops": 2 * tokens * outputs * inputs}
-            for tile in fp8_tiles(tokens):
+            values, x_scale = fp8.quantize_tokens(x)
+            operands = (x,) if tokens == 1 else (values, x_scale, BF16)
+            for tile in fp8_tiles(tokens) if tokens <= 64 else ():
                 calls = [
-                    lambda p=p, x=x, t=tile: linear.stream_linear(x, p, None, t) for p in packed
+                    lambda p=p, t=tile, i=operands: linear.stream_linear(i[0], p, None, t, *i[1:])
+                    for p in packed
                 ]
                 yield Case(f"{name} {tokens} {tile}", calls, **work)
             if tokens > 1:
                 calls = [
-                    lambda p=p, x=x: fp8.linear_fp8(x, p.weight, p.scale, None) for p in packed
+                    lambda p=p, v=values, s=x_scale: fp8.linear_fp8(v, s, p.weight, p.scale, None)
+                    for p in packed
                 ]
                 yield Case(f"{name} {tokens} library", calls, **work)
             if name == "down":
@@ -118,12 +126,38 @@ def fp8_cases() -> Iterator[Case]:
 def fp8_tiles(tokens: int) -> Iterator[linear.StreamTile]:
     tile = linear.StreamTile
     if tokens == 1:
-        for n, k, stages in itertools.product((4, 8, 16), (1024, 2048), (3,)):
-            yield tile(n, k, 1, 4, stages)
-        yield tile(8, 2048, 1, 8, 3)
-    elif tokens <= 64:
-        for n, k, shares in ((64, 128, 1), (64, 256, 1), (64, 128, 2), (64, 128, 4), (128, 128, 2)):
-            yield tile(n, k, shares, 4, 4 if k == 128 else 3)
+        for n, k, warps in ((8, 1024, 4), (8, 512, 4), (4, 512, 2), (16, 512, 4), (8, 512, 2)):
+            yield tile(n, k, 1, warps, 4)
+        yield tile(8, 512, 2, 4, 4)
+    else:
+        for shares in (1, 2, 4, 8):
+            yield tile(64, 256, shares, 4, 4)
+        for shares in (1, 4):
+            yield tile(128, 128, shares, 4, 5)
+        yield tile(64, 128, 4, 4, 6)
+
+
+def cache_cases() -> Iterator[Case]:
+    """Decode attention over a cache of 8-bit floats, by tile."""
+    for rows, context in ((1, 1024), (64, 1024), (256, 1024), (256, 320)):
+        batch = paged(rows, context, 32)
+        out = torch.empty(rows, 32 * HEAD_DIM, dtype=BF16, device=DEVICE)
+        keys = batch.pop("k_cache").to(fp8.FP8)
+        values = batch.pop("v_cache").to(fp8.FP8)
+        q = batch.pop("q")
+        for n, warps, stages in (
+            (128, 4, 3),
+            (128, 4, 4),
+            (64, 4, 4),
+            (256, 8, 3),
+            (128, 8, 3),
+            (128, 2, 3),
+            (64, 2, 4),
+        ):
+            tile = {"block_n": n, "num_warps": warps, "num_stages": stages}
+            call = functools.partial(decode_attention, q, keys, values, **batch, out=out, **tile)
+            size = 2 * rows * context * KV_HEADS * HEAD_DIM
+            yield Case(f"8-bit cache {rows}x{context} {tile}", [call], bytes=size)
 
 
 def compile_share(sections: Sequence[str], first: int) -> None:
@@ -135,7 +169,7 @@ def compile_share(sections: Sequence[str], first: int) -> None:
                     case.calls[0]()
 
 
-SECTIONS = {"moe": moe_cases, "fp8": fp8_cases}
+SECTIONS = {"moe": moe_cases, "fp8": fp8_cases, "cache": cache_cases}
 
 
 def main() -> None:

@@ -50,6 +50,16 @@ _SHAPE = {
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _SHAPE | {"model_type": "llama", "num_hidden_layers": 2, "hidden_act": "silu"},
+    "qwen3_moe": _SHAPE
+    | {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 2,
+        "hidden_act": "silu",
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+    },
     "gemma3_text": _SHAPE
     | {
         "model_type": "gemma3_text",

@@ -30,9 +30,15 @@ class PagedRun:
     """Sequences over shuffled blocks. Block 0 is poisoned: whoever reads padding gets NaN."""
 
     def __init__(
-        self, model: CausalLM, num_rows: int = 1, block_size: int = 4, max_tokens: int = MAX_TOKENS
+        self,
+        model: CausalLM,
+        num_rows: int = 1,
+        block_size: int = 4,
+        max_tokens: int = MAX_TOKENS,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         self.model = model
+        self.cache_dtype = cache_dtype or model.dtype
         self.block_size = block_size
         self.lengths = [0] * num_rows
         self.backend = load_backend("torch")
@@ -87,7 +93,7 @@ class PagedRun:
         shape = self.backend.kv_cache_shape(
             num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim
         )
-        cache = torch.zeros(shape, dtype=self.model.dtype)
+        cache = torch.zeros(shape, dtype=self.cache_dtype)
         keys, values = self.backend.kv_views(cache)
         keys[0], values[0] = math.nan, math.nan
         return keys, values

@@ -19,6 +19,7 @@ from tests.contract.models.harness import (
 )
 from tests.contract.models.test_families import _SHAPE, TOKENS, TOLERANCE
 from xllm.modeling.models import resolve as resolve_family
+from xllm.modeling.quantization import fp8
 from xllm.modeling.quantization.int8 import quantize_rows
 from xllm.modeling.weights.loader import load_model, model_targets
 
@@ -229,6 +230,44 @@ class TestInt8:
     def test_unknown_method_lists_the_known(self, reference, tmp_path):
         with pytest.raises(ValueError, match="unknown quantization 'int3'; known: fp8, int8"):
             load_tiny(tmp_path, quantization="int3")
+
+
+class TestFp8:
+    @pytest.fixture(autouse=True)
+    def plain_ops(self, platform):
+        if platform != "reference":
+            pytest.skip("8-bit floats are refused on a CPU")
+
+    def test_logits_equal_a_reference_with_rounded_weights(self, tmp_path):
+        """Exactly the stated rounding, in every linear layer but the head."""
+        reference = tiny_checkpoint(transformers.LlamaConfig(**_SHAPE), tmp_path)
+        for name, module in reference.named_modules():
+            if isinstance(module, torch.nn.Linear) and name != "lm_head":
+                weight, scale = fp8.quantize_rows(module.weight.data)
+                module.weight.data = weight.float() * scale[:, None]
+        expected = reference_logits(reference, TOKENS)
+        logits = logits_of(tmp_path, quantization="fp8")
+        torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+
+    def test_rows_of_zeros_and_extremes_round_trip(self):
+        weight = torch.tensor([[0.0, 0.0], [448.0, -448.0], [3e38, 1.0]])
+        quantized, scale = fp8.quantize_rows(weight)
+        assert scale.isfinite().all() and (scale > 0).all()
+        assert torch.equal((quantized.float() * scale[:, None])[:2], weight[:2])
+        assert quantized[2].tolist() == [448.0, 0.0]
+
+    def test_a_cache_of_8_bit_floats_stays_near_float32(self, reference, tmp_path):
+        run = PagedRun(load_tiny(tmp_path), cache_dtype=torch.float8_e4m3fn)
+        logits, expected = run.feed(TOKENS, [7, 1]), reference_logits(reference, TOKENS)
+        error = (logits - expected).abs().mean() / expected.std()
+        assert 0.001 < error < 0.1
+
+    def test_models_with_experts_are_refused(self, tmp_path):
+        from tests.contract.models.test_families import CASES
+
+        tiny_checkpoint(CASES["qwen3-moe"], tmp_path)
+        with pytest.raises(ValueError, match="fp8 does not support models with experts"):
+            load_tiny(tmp_path, quantization="fp8")
 
 
 class TestDummy:

@@ -30,6 +30,12 @@ class CacheConfig:
     num_kv_tokens: int | None = option(
         None, "Size of the KV cache in tokens, overriding both memory limits (for tests).", low=1
     )
+    kv_cache_dtype: str = option(
+        "auto",
+        "Type of cached keys and values: auto is the model's; fp8 (e4m3) halves the cache and what "
+        "decoding reads, and needs a GPU of compute capability 8.9.",
+        choices=("auto", "fp8", "fp8_e4m3"),
+    )
     enable_prefix_caching: bool = option(
         True, "Reuse the KV blocks of equal prompt prefixes across requests."
     )

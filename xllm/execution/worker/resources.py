@@ -75,9 +75,17 @@ def check_fp8(config: XllmConfig, platform: Platform) -> None:
     Raises:
         ValueError: naming the setting.
     """
-    if config.model.quantization == "fp8" and not platform.supports_fp8:
+    asked = [
+        f"--{name} {value}"
+        for name, value in (
+            ("quantization", config.model.quantization),
+            ("kv-cache-dtype", config.cache.kv_cache_dtype),
+        )
+        if value in ("fp8", "fp8_e4m3")
+    ]
+    if asked and not platform.supports_fp8:
         raise ValueError(
-            "--quantization fp8 needs a CUDA device of compute capability 8.9 or later; this is "
+            f"{asked[0]} needs a CUDA device of compute capability 8.9 or later; this is "
             f"{platform.description}"
         )
 
@@ -89,6 +97,11 @@ def with_step_tokens(config: XllmConfig, platform: Platform) -> XllmConfig:
     tokens = _STEP_TOKENS.get(platform.name, _OTHER_STEP_TOKENS)
     scheduler = dataclasses.replace(config.scheduler, max_num_batched_tokens=tokens)
     return dataclasses.replace(config, scheduler=scheduler)
+
+
+def cache_dtype(config: CacheConfig, model_dtype: torch.dtype) -> torch.dtype:
+    """The type of cached keys and values."""
+    return model_dtype if config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
 
 
 def cache_demand(config: SchedulerConfig, max_model_len: int) -> CacheDemand:

@@ -111,7 +111,7 @@ class Worker:
             cache_groups(
                 model,
                 self._config.cache.block_size or backend.preferred_block_size,
-                model.dtype.itemsize,
+                resources.cache_dtype(self._config.cache, model.dtype).itemsize,
             ),
             self._config.cache,
             resources.cache_demand(self._config.scheduler, model.config.max_len),
@@ -187,7 +187,8 @@ class Worker:
     ) -> _Started:
         self._progress("allocate KV cache", 0.0)
         max_rows = self._config.scheduler.max_num_seqs
-        storage = CacheStorage.allocate(groups, backend, model.dtype, self._device)
+        dtype = resources.cache_dtype(self._config.cache, model.dtype)
+        storage = CacheStorage.allocate(groups, backend, dtype, self._device)
         graphs = resources.open_graphs(self._config.execution, platform, backend)
         rows = Rows(max_rows, model.config.max_len, groups, self._device)
         sampler = Sampler(max_rows, model.vocab_size, self._device, self._grammars)

@@ -82,7 +82,7 @@ def qk_norm_rope_kv_write(
         cos_sin: (max_pos, rot) float32: rot/2 cosines, then rot/2 sines. Pairs are
             ``(i, i + rot/2)`` of the first ``rot`` dimensions; the others pass through.
         k_cache, v_cache: logical shape (num_blocks, block_size, Hk, D), any strides but the last,
-            which is 1.
+            which is 1; in the dtype of ``qkv``, or float8_e4m3fn, which saturates.
         slot_mapping: (T,) int64, ``block * block_size + place``; negative: do not write.
         q_weight, k_weight: (D,) weights of a per-head RMS norm before the rotation, or None.
         eps, offset: of those norms.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from batches import PagedBatch, paged_batch
@@ -31,6 +33,16 @@ CASES = {
 def test_attention_equals_reference(case: dict, device) -> None:
     batch = paged_batch(**case, device=device)
     _check(batch, softcap=0.0, window=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_of_8_bit_floats_equals_reference(dtype: torch.dtype, device) -> None:
+    batch = paged_batch([1, 1, 19], [33, 2, 70], dtype=dtype, device=device)
+    caches = {
+        "k_cache": batch.k_cache.to(torch.float8_e4m3fn),
+        "v_cache": batch.v_cache.to(torch.float8_e4m3fn),
+    }
+    _check(dataclasses.replace(batch, **caches), softcap=0.0, window=0)
 
 
 @pytest.mark.parametrize(("softcap", "window"), [(3.0, 0), (0.0, 18)])

@@ -60,7 +60,7 @@ def test_tokens_are_quantized_by_their_largest_value(device) -> None:
         assert ((restored - x).norm(dim=1) <= 0.04 * x.norm(dim=1)).all()
 
 
-@pytest.mark.parametrize("tokens", [2, 40, 130])
+@pytest.mark.parametrize("tokens", [2, 40, 64])
 @pytest.mark.parametrize("tile", [StreamTile(16, 32), StreamTile(32, 64, k_shares=2)], ids=str)
 def test_8_bit_operands_are_scaled_on_both_sides(tokens: int, tile: StreamTile, device) -> None:
     x = torch.randn(tokens, 160, device=device).to(torch.float8_e4m3fn)

@@ -53,6 +53,17 @@ def test_pairs_are_grouped_in_order(device) -> None:
     assert grouped.lists[5, :3].tolist() == [3, 5, 6]
 
 
+def test_many_pairs_are_grouped_over_several_runs(device) -> None:
+    generator = torch.Generator().manual_seed(0)
+    experts = torch.rand(4200, 4, generator=generator).argsort(dim=1)[:, :2].int().to(device)
+    grouped = moe.group_pairs(experts, 4)
+    flat = experts.flatten()
+    for expert in range(4):
+        expected = (flat == expert).nonzero().flatten()
+        assert grouped.counts[expert] == len(expected)
+        assert torch.equal(grouped.lists[expert, : len(expected)].long(), expected)
+
+
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize(("tokens", "top_k"), [(1, 2), (7, 3), (40, 2)])
 def test_grouped_experts_equal_the_reference(tile, tokens, top_k, device) -> None:

@@ -35,9 +35,17 @@ def qk_norm_rope_kv_write(
     slots = slot_mapping[written]
     block_size = k_cache.shape[1]
     blocks, places = slots // block_size, slots % block_size
-    k_cache[blocks, places] = _rotate(k, rows)[written].to(k_cache.dtype)
-    v_cache[blocks, places] = v[written].to(v_cache.dtype)
+    _write(k_cache, blocks, places, _rotate(k, rows)[written])
+    _write(v_cache, blocks, places, v[written])
     return _rotate(q, rows)
+
+
+def _write(cache: Tensor, blocks: Tensor, places: Tensor, tokens: Tensor) -> None:
+    """Tokens (n, Hk, D) into the cache; 8-bit floats saturate."""
+    if cache.dtype == torch.float8_e4m3fn:
+        largest = torch.finfo(cache.dtype).max
+        tokens = tokens.float().clamp(-largest, largest)
+    cache[blocks, places] = tokens.to(cache.dtype)
 
 
 def _rotate(x: Tensor, cos_sin_rows: Tensor) -> Tensor:

@@ -23,9 +23,10 @@ from xllm.hardware.kernels.triton.launch import (
     MAX_COUNTERS,
     allow_consumers,
     arrival_counters,
+    attention_operand,
     num_multiprocessors,
     pdl_options,
-    upcast_dots,
+    upcast_attention,
     wait_for_producers,
 )
 from xllm.hardware.kernels.triton.shared_prefix import (
@@ -145,7 +146,7 @@ def decode_attention(
         MERGE_GROUP=triton.next_power_of_2(group),
         WINDOW=window,
         SOFTCAP=softcap > 0,
-        UPCAST=upcast_dots(q.dtype),
+        UPCAST=upcast_attention(q, k_cache),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=num_warps,
         num_stages=num_stages,
@@ -284,8 +285,7 @@ def _decode_attention_kernel(
         mask=in_group[:, None] & in_head[None, :],
         other=0.0,
     )
-    if UPCAST:
-        q = q.to(tl.float32)
+    q = attention_operand(q, k_ptr, UPCAST)
     peak = tl.full([GROUP_BLOCK], -float("inf"), tl.float32)
     mass = tl.zeros([GROUP_BLOCK], tl.float32)
     acc = tl.zeros([GROUP_BLOCK, D_BLOCK], tl.float32)
@@ -309,9 +309,8 @@ def _decode_attention_kernel(
             mask=visible[:, None] & in_head[None, :],
             other=0.0,
         )
-        if UPCAST:
-            k = k.to(tl.float32)
-            v = v.to(tl.float32)
+        k = attention_operand(k, k_ptr, UPCAST)
+        v = attention_operand(v, v_ptr, UPCAST)
         scores = tl.dot(q, k, input_precision=PRECISION) * scale
         if SOFTCAP:  # cap * tanh(s / cap), both already times log2(e)
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)

@@ -57,6 +57,25 @@ def upcast_dots(dtype: torch.dtype) -> bool:
     return INTERPRETED and dtype in (torch.bfloat16, torch.float8_e4m3fn)
 
 
+def upcast_attention(q: torch.Tensor, cache: torch.Tensor) -> bool:
+    """Whether attention's operands must be widened to float32: as ``upcast_dots``, or because the
+    cache is narrower than float32 queries."""
+    return upcast_dots(q.dtype) or (q.dtype == torch.float32 and q.dtype != cache.dtype)
+
+
+@triton.jit
+def attention_operand(x, cache_ptr, UPCAST: tl.constexpr):
+    """A tile of queries, keys or values as attention multiplies it.
+
+    Over a cache of 8-bit floats that is float16, which holds them exactly, one conversion away.
+    """
+    if UPCAST:
+        x = x.to(tl.float32)
+    elif cache_ptr.dtype.element_ty == tl.float8e4nv:
+        x = x.to(tl.float16)
+    return x
+
+
 @triton.jit
 def wait_for_producers(PDL: tl.constexpr):
     """Block until all earlier kernels of the stream have finished and their writes are visible."""

@@ -28,8 +28,7 @@ from xllm.hardware.kernels.triton.launch import (
 )
 
 MAX_STREAMED_TOKENS = 16
-MAX_STREAMED_FP8_TOKENS = 256  # tokens are quantized from two on; the library's splits no K
-_MAX_TOKEN_TILE = 128
+MAX_STREAMED_FP8_TOKENS = 64  # tokens are quantized from two on
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,14 +89,14 @@ def choose_tile(tokens: int, weight: Tensor, num_sms: int) -> StreamTile:
     The library takes over where ``MAX_STREAMED_TOKENS`` ends.
     """
     outputs, inputs = weight.shape
+    if weight.dtype == FP8:
+        return _fp8_tile(tokens, outputs, inputs, num_sms)
     if tokens == 1:
         if outputs <= 1024 and inputs > 1024:
             return StreamTile(4, 2048)
         if inputs <= 1024 and outputs <= 1 << 14:
             return StreamTile(4, 1024)
         return StreamTile(8, 1024, num_stages=4 if outputs > 4096 else 3)
-    if weight.dtype == FP8:
-        return _fp8_tile(tokens, outputs, inputs, num_sms)
     tiles = triton.cdiv(outputs, 64)
     shares = 1
     # Two programs fit on a multiprocessor; a share shorter than 512 inputs is all overhead.
@@ -109,11 +108,12 @@ def choose_tile(tokens: int, weight: Tensor, num_sms: int) -> StreamTile:
 
 
 def _fp8_tile(tokens: int, outputs: int, inputs: int, num_sms: int) -> StreamTile:
-    """Tiles of 64 outputs, K shared out until every multiprocessor has two programs."""
-    tiles = triton.cdiv(outputs, 64) * triton.cdiv(tokens, _MAX_TOKEN_TILE)
+    if tokens == 1:
+        one_wave = 4096 < outputs <= 8192
+        return StreamTile(8, 512 if one_wave else 1024, num_stages=4)
     shares = 1
-    while shares < 8 and tiles * shares < 2 * num_sms and inputs >= 1024 * shares:
-        shares *= 2
+    if inputs > 8192 and triton.cdiv(outputs, 64) < num_sms:
+        shares = 4 if tokens <= 16 else 2
     return StreamTile(64, 256, shares, num_stages=4)
 
 
@@ -135,15 +135,13 @@ def stream_linear(
     assert x.stride(1) == 1 and tokens <= MAX_STREAMED_FP8_TOKENS
     out = torch.empty((tokens, outputs), dtype=out_dtype or x.dtype, device=x.device)
     tiles = triton.cdiv(outputs, tile.block_n)
-    block_t = 1
-    if tokens > 1:
-        block_t = min(max(16, triton.next_power_of_2(tokens)), _MAX_TOKEN_TILE)
+    block_t = 1 if tokens == 1 else max(16, triton.next_power_of_2(tokens))
     shares = tile.k_shares
     partial = out
     if shares > 1:
         partial = torch.empty((shares, tokens, outputs), dtype=torch.float32, device=x.device)
     k_per_share = triton.cdiv(triton.cdiv(inputs, tile.block_k), shares) * tile.block_k
-    _stream_linear_kernel[(tiles, shares, triton.cdiv(tokens, block_t))](
+    _stream_linear_kernel[(tiles, shares)](
         x,
         weight,
         x_scale,
@@ -229,7 +227,7 @@ def _stream_linear_kernel(
         y = tl.sum(acc, axis=1)[:, None]
         t = tl.zeros([1], tl.int32)
     else:
-        t = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
+        t = tl.arange(0, BLOCK_T)
         in_t = t < num_tokens
         x_rows = x_ptr + t[None, :] * x_stride
         x = tl.load(
@@ -263,7 +261,7 @@ def _stream_linear_kernel(
         span = num_tokens * outputs  # SHARES * T * N stays below 2**31
         tl.store(partial_ptr + share * span + at, y, mask=mask)
         tl.debug_barrier()  # all stores of this program precede its arrival
-        counter = counters_ptr + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+        counter = counters_ptr + tl.program_id(0)
         if tl.atomic_add(counter, 1, sem="acq_rel") != SHARES - 1:
             return
         tl.store(counter, 0)

@@ -118,14 +118,15 @@ def group_pairs(experts: Tensor, num_experts: int) -> GroupedPairs:
     tokens, pairs = experts.shape[0], experts.numel()
     lists = torch.empty((num_experts, tokens), dtype=torch.int32, device=experts.device)
     counts = torch.empty(num_experts, dtype=torch.int32, device=experts.device)
-    _group_kernel[(num_experts,)](
+    block = min(max(triton.next_power_of_2(pairs), 128), 8192)
+    _group_kernel[(num_experts, triton.cdiv(pairs, block))](
         experts,
         lists,
         counts,
         pairs,
         tokens,
-        BLOCK=min(max(triton.next_power_of_2(pairs), 128), 8192),
-        num_warps=4 if pairs <= 4096 else 16,
+        BLOCK=block,
+        num_warps=4 if block <= 4096 else 16,
         **pdl_options(experts.device),
     )
     return GroupedPairs(lists, counts)
@@ -188,19 +189,24 @@ def _group_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """One run of pairs and one expert: count its pairs before the run, place those inside."""
     expert = tl.program_id(0)
+    run = tl.program_id(1)
     wait_for_producers(PDL)
     allow_consumers(PDL)
-    count = 0
-    for start in range(0, num_pairs, BLOCK):
-        pair = start + tl.arange(0, BLOCK)
-        found = tl.load(experts_ptr + pair, mask=pair < num_pairs, other=-1) == expert
-        mine = found.to(tl.int32)
-        place = count + tl.cumsum(mine, axis=0) - 1
-        to = lists_ptr + expert.to(tl.int64) * num_tokens + place
-        tl.store(to, pair, mask=found & (place < num_tokens))
-        count += tl.sum(mine, axis=0)
-    tl.store(counts_ptr + expert, tl.minimum(count, num_tokens))
+    each = tl.arange(0, BLOCK)
+    before = tl.zeros([BLOCK], tl.int32)
+    for earlier in range(run):
+        before += (tl.load(experts_ptr + earlier * BLOCK + each) == expert).to(tl.int32)
+    pair = run * BLOCK + each
+    found = tl.load(experts_ptr + pair, mask=pair < num_pairs, other=-1) == expert
+    count = tl.sum(before, axis=0)
+    place = count + tl.cumsum(found.to(tl.int32), axis=0) - 1
+    to = lists_ptr + expert.to(tl.int64) * num_tokens + place
+    tl.store(to, pair, mask=found & (place < num_tokens))
+    if run == tl.num_programs(1) - 1:
+        count += tl.sum(found.to(tl.int32), axis=0)
+        tl.store(counts_ptr + expert, tl.minimum(count, num_tokens))
 
 
 @triton.jit(do_not_specialize=["list_length"])

@@ -29,7 +29,7 @@ class PairTile:
     up_n: int = 4
     up_k: int = 1024
     up_warps: int = 4
-    down_n: int = 4
+    down_n: int = 2
     down_k: int = 256
     down_warps: int = 4
 

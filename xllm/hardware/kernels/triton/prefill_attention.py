@@ -14,8 +14,9 @@ from torch import Tensor
 
 from xllm.hardware.kernels.triton.launch import (
     allow_consumers,
+    attention_operand,
     pdl_options,
-    upcast_dots,
+    upcast_attention,
     wait_for_producers,
 )
 
@@ -82,7 +83,7 @@ def prefill_attention(
         BLOCK_SIZE=k_cache.shape[1],
         WINDOW=window,
         SOFTCAP=softcap > 0,
-        UPCAST=upcast_dots(q.dtype),
+        UPCAST=upcast_attention(q, k_cache),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=num_warps,
         num_stages=num_stages,
@@ -148,9 +149,8 @@ def attend_tile(
     v_at = (block * v_stride_block + within * v_stride_token)[:, None] + columns[None, :]
     k = tl.load(k_head + k_at, mask=in_head[:, None], other=0.0)
     v = tl.load(v_head + v_at, mask=v_mask, other=0.0)
-    if UPCAST:
-        k = k.to(tl.float32)
-        v = v.to(tl.float32)
+    k = attention_operand(k, k_head, UPCAST)
+    v = attention_operand(v, v_head, UPCAST)
     scores = tl.dot(q, k, input_precision=PRECISION) * scale
     if SOFTCAP:  # cap * tanh(s / cap), both already times log2(e)
         scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
@@ -231,8 +231,7 @@ def _prefill_attention_kernel(
         mask=mask,
         other=0.0,
     )
-    if UPCAST:
-        q = q.to(tl.float32)
+    q = attention_operand(q, k_ptr, UPCAST)
     positions = seq_len - query_len + queries
     first_position = seq_len - query_len + first_query
     last_position = tl.minimum(first_position + BLOCK_Q, seq_len) - 1

@@ -21,7 +21,6 @@ from xllm.hardware.kernels.triton.launch import (
 MAX_FUSED_TOKENS = 1
 _BLOCK_N = 4
 _BLOCK_K = 2048
-_COMPARED: tl.constexpr = tl.constexpr(16)  # experts at a time
 
 
 def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
@@ -35,7 +34,8 @@ def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tenso
         return weights, experts
     constants = {
         "TOP_K": top_k,
-        "E_BLOCK": max(triton.next_power_of_2(num_experts), 16),
+        "K_BLOCK": triton.next_power_of_2(top_k),
+        "E_BLOCK": triton.next_power_of_2(num_experts),
         "NORMALIZE": normalize,
         **pdl_options(x.device),
     }
@@ -59,52 +59,42 @@ def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tenso
         )
         return weights, experts
     logits = functional.linear(x, weight)
-    _choose_kernel[(tokens,)](logits, weights, experts, num_experts, num_warps=4, **constants)
+    _choose_kernel[(tokens,)](logits, weights, experts, num_experts, num_warps=1, **constants)
     return weights, experts
 
 
 @triton.jit
-def _sane(logits):
-    """NaN made the least of all: experts stay distinct and below E where a row holds NaN."""
-    return tl.where(logits == logits, logits, -float("inf"))
-
-
-@triton.jit
 def _choose(
-    logits_ptr,  # (E,) of this token
-    num_experts,
+    logits,  # (E_BLOCK,) float32, -inf beyond E
     weights_ptr,  # (TOP_K,) of this token
     experts_ptr,
     TOP_K: tl.constexpr,
+    K_BLOCK: tl.constexpr,
     E_BLOCK: tl.constexpr,
     NORMALIZE: tl.constexpr,
 ):
-    """Store the experts of one token: an expert's place is the number of those before it.
-
-    Of equal logits the first comes first. Weights are NaN where a logit is.
-    """
+    """Store the experts of one token. They are distinct and below E also where logits are NaN;
+    the weights are then NaN."""
     each = tl.arange(0, E_BLOCK)
-    inside = each < num_experts
-    logits = tl.load(logits_ptr + each, mask=inside, other=-float("inf"), cache_modifier=".cg").to(
-        tl.float32
-    )
-    exponents = tl.where(inside, tl.exp(logits - tl.max(logits, axis=0)), 0.0)
-    own = _sane(logits)
-    place = tl.zeros([E_BLOCK], tl.int32)
-    for start in tl.static_range(0, E_BLOCK, _COMPARED):
-        other = start + tl.arange(0, _COMPARED)
-        value = tl.load(
-            logits_ptr + other, mask=other < num_experts, other=-float("inf"), cache_modifier=".cg"
-        )
-        value = _sane(value.to(tl.float32))[None, :]
-        earlier = (value == own[:, None]) & (other[None, :] < each[:, None])
-        place += tl.sum(((value > own[:, None]) | earlier).to(tl.int32), axis=1)
-    chosen = inside & (place < TOP_K)
-    total = tl.sum(exponents, axis=0)
-    if NORMALIZE:  # a NaN anywhere stays one
-        total = tl.sum(tl.where(chosen, exponents, 0.0), axis=0) + (total - total)
-    tl.store(weights_ptr + place, exponents / total, mask=chosen)
-    tl.store(experts_ptr + place, each, mask=chosen)
+    places = tl.arange(0, K_BLOCK)
+    total = tl.sum(tl.exp(logits - tl.max(logits, axis=0)), axis=0)
+    left = tl.where(logits == logits, logits, -1.0e30)
+    left = tl.where(logits == -float("inf"), logits, tl.maximum(left, -1.0e30))
+    chosen = tl.full([K_BLOCK], -float("inf"), tl.float32)
+    experts = tl.zeros([K_BLOCK], tl.int32)
+    for place in tl.static_range(TOP_K):
+        best = tl.max(left, axis=0)
+        expert = tl.argmax(left, axis=0)
+        chosen = tl.where(places == place, best, chosen)
+        experts = tl.where(places == place, expert, experts)
+        left = tl.where(each == expert, -float("inf"), left)
+    exponents = tl.exp(chosen - tl.max(chosen, axis=0))
+    if NORMALIZE:
+        weights = exponents / tl.sum(exponents, axis=0) + (total - total)
+    else:
+        weights = exponents / total
+    tl.store(weights_ptr + places, weights, mask=places < TOP_K)
+    tl.store(experts_ptr + places, experts, mask=places < TOP_K)
 
 
 @triton.jit
@@ -114,19 +104,23 @@ def _choose_kernel(
     experts_ptr,  # (T, TOP_K) int32
     num_experts,
     TOP_K: tl.constexpr,
+    K_BLOCK: tl.constexpr,
     E_BLOCK: tl.constexpr,
     NORMALIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     token = tl.program_id(0)
+    each = tl.arange(0, E_BLOCK)
     wait_for_producers(PDL)
     allow_consumers(PDL)
+    at = token * num_experts + each
+    logits = tl.load(logits_ptr + at, mask=each < num_experts, other=-float("inf"))
     _choose(
-        logits_ptr + token * num_experts,
-        num_experts,
+        logits.to(tl.float32),
         weights_ptr + token * TOP_K,
         experts_ptr + token * TOP_K,
         TOP_K,
+        K_BLOCK,
         E_BLOCK,
         NORMALIZE,
     )
@@ -147,6 +141,7 @@ def _score_and_choose_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TOP_K: tl.constexpr,
+    K_BLOCK: tl.constexpr,
     E_BLOCK: tl.constexpr,
     NORMALIZE: tl.constexpr,
     PDL: tl.constexpr,
@@ -175,13 +170,16 @@ def _score_and_choose_kernel(
     if tl.atomic_add(counter_ptr, 1, sem="acq_rel") != tl.num_programs(0) - 1:
         return
     tl.store(counter_ptr, 0)
+    each = tl.arange(0, E_BLOCK)
     for token in range(num_tokens):
+        at = logits_ptr + token * num_experts + each
+        logits = tl.load(at, mask=each < num_experts, other=-float("inf"), cache_modifier=".cg")
         _choose(
-            logits_ptr + token * num_experts,
-            num_experts,
+            logits,
             weights_ptr + token * TOP_K,
             experts_ptr + token * TOP_K,
             TOP_K,
+            K_BLOCK,
             E_BLOCK,
             NORMALIZE,
         )

@@ -17,8 +17,9 @@ from torch import Tensor
 from xllm.hardware.kernels.shared_prefix import LINE_ROWS, SharedPrefix
 from xllm.hardware.kernels.triton.launch import (
     allow_consumers,
+    attention_operand,
     pdl_options,
-    upcast_dots,
+    upcast_attention,
     wait_for_producers,
 )
 from xllm.hardware.kernels.triton.prefill_attention import attend_tile
@@ -97,7 +98,7 @@ def attend_shared_prefix(
         BLOCK_N=block_n,
         BLOCK_SIZE=k_cache.shape[1],
         SOFTCAP=softcap > 0,
-        UPCAST=upcast_dots(q.dtype),
+        UPCAST=upcast_attention(q, k_cache),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=num_warps,
         num_stages=num_stages,
@@ -167,8 +168,7 @@ def _shared_prefix_kernel(
         mask=valid[:, None] & in_head[None, :],
         other=0.0,
     )
-    if UPCAST:
-        q = q.to(tl.float32)
+    q = attention_operand(q, k_ptr, UPCAST)
     # A share without keys keeps a peak that gives it no weight.
     peak = tl.full([BLOCK_M], -1.0e30, tl.float32)
     mass = tl.zeros([BLOCK_M], tl.float32)

@@ -50,20 +50,20 @@ class Experts(nn.Module):
         super().__init__()
         count, inner = config.num_experts, config.intermediate_size
         self.activation = activation
+        self.hidden_size = hidden_size
+        self.num_experts = count
+        self.intermediate_size = inner
         self.gate_up = torch.empty(count, 2 * inner, hidden_size, dtype=dtype)
         self.down = torch.empty(count, hidden_size, inner, dtype=dtype)
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
-        count, _, inner = self.down.shape
-        for expert in range(count):
-            slots = (
-                ("gate_proj", self.gate_up[expert, :inner]),
-                ("up_proj", self.gate_up[expert, inner:]),
-                ("down_proj", self.down[expert]),
-            )
-            for name, slot in slots:
-                load = functools.partial(_copy, slot)
-                yield f"{prefix}.{expert}.{name}.weight", Target(tuple(slot.shape), load)
+        hidden_size, inner = self.hidden_size, self.intermediate_size
+        for expert in range(self.num_experts):
+            for start, name in ((0, "gate_proj"), (inner, "up_proj")):
+                load = functools.partial(self._load_up, expert, start)
+                yield f"{prefix}.{expert}.{name}.weight", Target((inner, hidden_size), load)
+            load = functools.partial(self._load_down, expert)
+            yield f"{prefix}.{expert}.down_proj.weight", Target((hidden_size, inner), load)
 
     def after_load(self) -> None:
         self.packed = ops.pack_experts(self.gate_up, self.down)
@@ -73,6 +73,8 @@ class Experts(nn.Module):
         """x (T, H), weights and experts (T, top_k) -> (T, H)."""
         return ops.apply_experts(x, self.packed, weights, experts, self.activation)
 
+    def _load_up(self, expert: int, start: int, weight: Tensor) -> None:
+        self.gate_up[expert, start : start + self.intermediate_size].copy_(weight)
 
-def _copy(slot: Tensor, weight: Tensor) -> None:
-    slot.copy_(weight)
+    def _load_down(self, expert: int, weight: Tensor) -> None:
+        self.down[expert].copy_(weight)

@@ -1,0 +1,46 @@
+"""What the interpreter cannot show of 8-bit floats: conversions that round, and the library."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from xllm.hardware.kernels import reference
+
+FP8 = torch.float8_e4m3fn
+
+
+def test_keys_and_values_are_rounded_and_saturate() -> None:
+    from xllm.hardware.kernels.triton.rope import qk_norm_rope_kv_write
+
+    qkv = torch.randn(4, 8 * 16, device="cuda", dtype=torch.bfloat16)
+    qkv[0, -16:] = 1e4
+    qkv[2, -32] = float("nan")
+    positions = torch.tensor([5, 0, 9, 3], device="cuda")
+    slots = torch.tensor([7, -1, 25, 8], device="cuda")
+    angles = torch.randn(10, 8, device="cuda")
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    results = []
+    for implementation in (qk_norm_rope_kv_write, reference.qk_norm_rope_kv_write):
+        cache = torch.zeros(4, 2, 2, 8, 16, device="cuda", dtype=FP8)
+        views = cache[:, 0].transpose(1, 2), cache[:, 1].transpose(1, 2)
+        implementation(qkv, positions, cos_sin, *views, slots, 4, 2, 16, None, None, 1e-6)
+        results.append(cache.float())
+    assert results[1].nan_to_num().abs().max() == 448.0 and results[1].isnan().sum() == 1
+    # A product rounded once more in between may land on the next of 8 values per octave.
+    torch.testing.assert_close(results[0], results[1], rtol=0.13, atol=1e-2, equal_nan=True)
+    assert ((results[0] == results[1]) | results[1].isnan()).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 17, 130, 300])
+def test_products_are_as_near_as_their_rounding(tokens: int) -> None:
+    from xllm.hardware.kernels.triton.linear import linear, pack_linear
+    from xllm.modeling.quantization.fp8 import quantize_rows
+
+    x = torch.randn(tokens, 512, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(384, 512, device="cuda")
+    bias = torch.randn(384, device="cuda", dtype=torch.bfloat16)
+    values, scale = quantize_rows(weight)
+    expected = x.float() @ (values.float() * scale[:, None]).T + bias.float()
+    actual = linear(x, pack_linear(values, scale), bias).float()
+    assert (actual - expected).norm() < 0.04 * expected.norm()
