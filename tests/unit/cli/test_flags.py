@@ -51,7 +51,7 @@ def test_flag_beats_file_beats_default(tmp_path):
     config = parse("--config", str(path), "--max-num-seqs", "4")
     assert config.scheduler.max_num_seqs == 4
     assert config.cache.block_size == 32
-    assert config.scheduler.max_num_batched_tokens == 2048
+    assert config.scheduler.max_num_batched_tokens == 0
 
 
 def test_defaults_of_a_command_lose_against_the_file(tmp_path):
