@@ -9,7 +9,7 @@ from torch import Tensor
 from xllm.hardware.kernels import reference
 from xllm.hardware.kernels.triton import moe, moe_stream, route
 
-TILES = [moe.GroupTile(16, 16, 32), moe.GroupTile(16, 32, 16), moe.GroupTile(32, 16, 64)]
+TILES = [moe.GroupTile(16, 16, 32), moe.GroupTile(32, 16, 64)]
 
 
 def _block(
@@ -24,7 +24,7 @@ def _block(
     return x, router, gate_up, down
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 9])
+@pytest.mark.parametrize("tokens", [1, 9])
 @pytest.mark.parametrize(("top_k", "normalize"), [(1, True), (3, True), (3, False), (6, False)])
 def test_routing_equals_the_reference(tokens, top_k, normalize, device) -> None:
     x, router, *_ = _block(tokens, device)
@@ -76,8 +76,7 @@ def test_grouped_experts_equal_the_reference(tile, tokens, top_k, device) -> Non
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("tokens", "top_k"), [(1, 3), (2, 4)])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(("tokens", "top_k", "activation"), [(1, 3, "silu"), (2, 4, "gelu_tanh")])
 def test_streamed_experts_equal_the_reference(tokens, top_k, activation, device) -> None:
     x, router, gate_up, down = _block(tokens, device)
     weights, experts = reference.route(x, router, top_k, False)
