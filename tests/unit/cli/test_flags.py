@@ -11,14 +11,16 @@ OPTIONS = {
     "model": "model served_model_name task tokenizer revision dtype quantization load_format "
     "max_model_len chat_template generation_config seed",
     "lora": "enable_lora lora_modules max_loras max_lora_rank",
-    "cache": "block_size max_memory_utilization max_cache_size num_kv_tokens enable_prefix_caching",
+    "cache": "block_size max_memory_utilization max_cache_size num_kv_tokens kv_cache_dtype "
+    "enable_prefix_caching",
     "scheduler": "max_num_seqs max_num_batched_tokens scheduling priority_policy "
     "enable_chunked_prefill async_scheduling max_waiting",
     "execution": "device num_threads attention_backend enforce_eager",
     "server": "host port api_key allowed_origins enable_admin enable_web root_path "
     "shutdown_timeout "
     "max_body_bytes max_n max_prompts max_logprobs max_beam_width max_stop max_logit_bias "
-    "max_bad_words request_timeout tool_call_parser reasoning_parser enable_auto_tool_choice",
+    "max_bad_words response_store_bytes response_store_ttl max_background_responses "
+    "request_timeout tool_call_parser reasoning_parser enable_auto_tool_choice",
     "observability": "log_level log_format log_requests log_stats_interval compat_metrics "
     "otlp_traces_endpoint profiler_dir",
 }
