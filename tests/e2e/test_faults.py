@@ -24,13 +24,19 @@ def _seeds() -> dict[str, int]:
 
 
 SEEDS = _seeds()
-# Fault: (status of a whole answer, its message).
-FAULTS = {
-    "sampler_row": (500, "internal error"),
-    "sampler_step": (500, "injected"),
-    "logits_nan": (500, "not finite"),
-    "detokenizer": (500, "internal error"),
-    "intake": (500, "internal error"),
+# Fault: (what asks for it, status, message of a whole answer).
+FAULTS: dict[str, tuple[dict[str, Any], int, str]] = {
+    name: ({"seed": SEEDS[name]}, 500, message)
+    for name, message in {
+        "sampler_row": "internal error",
+        "sampler_step": "injected",
+        "logits_nan": "not finite",
+        "detokenizer": "internal error",
+        "intake": "internal error",
+    }.items()
+} | {
+    "grammar_row": ({"structured_outputs": {"choice": ["faultyrow"]}}, 500, "internal error"),
+    "grammar_step": ({"structured_outputs": {"choice": ["faultystep"]}}, 500, "injected"),
 }
 
 
@@ -52,12 +58,12 @@ def ask(server: Server, **body: Any) -> httpx.Response:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_fault_hits_its_own_request(faulty: Server, fault: str, stream: bool) -> None:
-    status, message = FAULTS[fault]
+    fields, status, message = FAULTS[fault]
     engine = faulty.engine_pid()
     expected = ask(faulty, prompt="Another").json()["choices"][0]["text"]
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
         others = [pool.submit(ask, faulty, prompt="Another") for _ in range(4)]
-        hit = pool.submit(ask, faulty, seed=SEEDS[fault], stream=stream).result()
+        hit = pool.submit(ask, faulty, stream=stream, **fields).result()
         answers = [other.result() for other in others]
     if hit.status_code == 200:  # the headers had gone out
         assert stream

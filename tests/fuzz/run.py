@@ -29,6 +29,7 @@ from tests.fuzz.mutate import Case, Mutator
 from tests.fuzz.seeds import SEEDS
 
 ANSWER_SECONDS = 60.0
+_MAX_SHOWN = 50
 TIGHT = ("--num-kv-tokens", "768", "--max-num-batched-tokens", "64")  # chunks and preemptions
 FLAGS = ("--max-n", "8", "--max-prompts", "16", "--request-timeout", "45", "--max-num-seqs", "32")
 
@@ -44,6 +45,8 @@ class Findings:
         """Remember a finding with the request that caused it."""
         shown = case.body[:600].decode("utf-8", "replace")
         self.found.append(f"{what}\n  {case.method} {case.path} {case.headers[1:]}\n  {shown}")
+        if len(self.found) <= _MAX_SHOWN:
+            print("FINDING", self.found[-1], flush=True)
 
     def judge(self, case: Case, answer: Answer) -> None:
         """Look at one answer."""
@@ -140,8 +143,6 @@ def main() -> int:
     flags = TIGHT if arguments.tight else ()
     findings = fuzz(arguments.requests, arguments.seed, arguments.connections, flags)
     print("statuses:", dict(sorted(findings.statuses.items())))
-    for found in findings.found[:50]:
-        print("FINDING", found)
     print(f"{sum(findings.statuses.values())} answered, {len(findings.found)} findings")
     return int(bool(findings.found))
 

@@ -65,7 +65,28 @@ def patch_factory(module: ModuleType) -> None:
     before(module.RequestFactory, "from_completion", intake)
 
 
+def patch_grammar_row(module: ModuleType) -> None:
+    def begin(row: Any, output: Any, *rest: Any) -> None:
+        if "faultyrow" in output.text:
+            raise InjectedError("grammar row")
+        if "faultystep" in output.text:
+            faulty_rows.append(id(row))
+
+    before(module.GrammarRow, "__init__", begin)
+
+
+def patch_grammar_mask(module: ModuleType) -> None:
+    def apply(mask: Any, *rest: Any) -> None:
+        if any(faulty in (id(row) for row in mask._batch[2].rows) for faulty in faulty_rows):
+            raise InjectedError("grammar step")
+
+    before(module.GrammarMask, "apply", apply)
+
+
+faulty_rows: list[int] = []
 PATCHES = {
+    "xllm.execution.sampling.grammar.row": patch_grammar_row,
+    "xllm.execution.sampling.grammar.mask": patch_grammar_mask,
     "xllm.execution.sampling.sampler": patch_sampler,
     "xllm.frontend.output.choice": patch_choice,
     "xllm.frontend.intake.factory": patch_factory,

@@ -55,6 +55,15 @@ def test_a_service_error_keeps_its_fields() -> None:
     }
 
 
+def test_a_request_too_deep_to_walk_is_400() -> None:
+    async def walk(body: object) -> object:
+        return await walk(body)
+
+    response = call(app_of(FakeStack(walk)), "POST", COMPLETIONS, json={"prompt": "x"})
+    assert response.status_code == 400
+    assert "nested too deeply" in error_of(response)["message"]
+
+
 def test_a_full_queue_is_429_with_retry_after() -> None:
     response = call(
         app_of(raising(RequestError(429, "full"))), "POST", COMPLETIONS, json={"prompt": "x"}

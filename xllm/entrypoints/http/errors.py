@@ -30,6 +30,8 @@ def request_error(error: Exception) -> RequestError:
         return error
     if isinstance(error, TimeoutError):
         return RequestError(504, "the request took longer than --request-timeout allows")
+    if isinstance(error, RecursionError):  # schemas and conversations are walked recursively
+        return RequestError(400, "the request is nested too deeply")
     logger.error("a request failed unexpectedly", exc_info=error)
     return RequestError(500, "internal error; the server log has the details")
 
