@@ -132,4 +132,40 @@ SEEDS: tuple[Seed, ...] = (
     _post("/v1/score", text_1="a", text_2=["b", "c"]),
     _post("/v1/classify", input=["a"]),
     _post("/pooling", input=[[5, 6], [7]]),
+    _post("/v1/responses", input="Hi", max_output_tokens=4, instructions="Be brief."),
+    _post(
+        "/v1/responses",
+        input=[
+            *_HI,
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "ok"},
+        ],
+        max_output_tokens=6,
+        tools=[{"type": "function", "name": "f", "parameters": _SCHEMA, "strict": True}],
+        tool_choice="auto",
+        reasoning={"effort": "low"},
+        metadata={"a": "b"},
+        stream=True,
+        store=False,
+    ),
+    _post(
+        "/v1/responses",
+        input=[
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]}
+        ],
+        text={"format": {"type": "json_schema", "name": "t", "schema": _SCHEMA}},
+        max_output_tokens=6,
+        previous_response_id=None,
+        background=False,
+        truncation="disabled",
+    ),
+    Seed("GET", "/v1/responses/resp_none"),
+    Seed("DELETE", "/v1/responses/resp_none"),
+    _post("/v1/sample", prompt="Once upon", selector={"type": "literal", "value": "upon"}),
+    _post(
+        "/v1/sample",
+        prompt=[5, 6, 7],
+        selector={"type": "positions", "positions": [1, -1]},
+        logprobs=2,
+    ),
 )

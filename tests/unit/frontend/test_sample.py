@@ -100,6 +100,10 @@ def test_places_by_number(asked, places):
         ({"prompt": "hello", "selector": literal("")}, "selector.value must not be empty"),
         ({"prompt": "hello", "selector": literal("hello")}, "selector selects the first token"),
         ({"prompt": [5, 6], "selector": literal("x")}, "selector: a literal needs a prompt"),
+        (
+            {"prompt": [5, 6], "selector": positions(1, 1, 1)},
+            "selector.positions must have at most 2",
+        ),
         ({"prompt": [5, 6], "selector": positions(2)}, "selector.positions must be below 2"),
         ({"prompt": [5, 6], "selector": positions(-3)}, "selector.positions must be below 2"),
         ({"prompt": [5, 6], "selector": positions()}, "selector selects nothing"),

@@ -56,10 +56,10 @@ class SseResponse(Response):
             await asyncio.gather(stream, gone, return_exceptions=True)
 
     async def _stream(self, dialect: Dialect, send_start: Send, send: Send) -> None:
-        # Middlewares see the headers; what follows is nobody's but the client's.
-        await send_start({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         tail = dialect.end
         try:
+            # Middlewares see the headers; what follows is nobody's but the client's.
+            await send_start({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             async with asyncio.timeout(self._timeout_seconds):
                 async for chunks in self._chunks:
                     body = dialect.events(chunks)

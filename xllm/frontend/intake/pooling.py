@@ -90,15 +90,21 @@ class PoolingFactory:
         except ValueError as error:
             raise RequestError.from_value_error(error) from None
 
+    def check_count(self, field: str, count: int) -> None:
+        """Check how many pairs there will be, before any is made."""
+        try:
+            self.limits.check_entries(field, count)
+        except ValueError as error:
+            raise RequestError.from_value_error(error) from None
+
     def pairs(
         self,
         fields: tuple[str, str],
         pairs: Sequence[tuple[str, str]],
         options: PoolingOptions,
     ) -> PreparedPairs:
-        """What scores pairs of texts. ``fields`` name the two sides for errors."""
+        """What scores pairs of texts, their number checked. ``fields`` name the two sides."""
         try:
-            self.limits.check_entries(fields[1], len(pairs))
             if self.spec.task == "embed":
                 return self._apart(fields[1], pairs, options)
             if self.spec.size != 1:

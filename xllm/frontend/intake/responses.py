@@ -82,7 +82,9 @@ def messages_of(given: str | Sequence[InputItem]) -> list[ChatMessage]:
         elif item.type == "function_call":
             call = ToolCall(_called(item, path), item.call_id)
             turn = _assistant_turn(messages)
-            turn.tool_calls = [*(turn.tool_calls or []), call]
+            if turn.tool_calls is None:
+                turn.tool_calls = []
+            turn.tool_calls.append(call)
         elif item.type == "function_call_output":
             if item.call_id is None or item.output is None:
                 raise ValueError(f"{path} needs call_id and output")

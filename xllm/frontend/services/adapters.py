@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 from xllm.frontend.intake.served import Adapter, ServedModels
@@ -34,13 +35,19 @@ class AdapterService:
     async def load(self, body: LoadAdapterRequest) -> dict[str, str]:
         """Load an adapter; once this has returned, requests may name it.
 
+        A client that goes away meanwhile changes nothing: the adapter is served, so that whoever
+        looks finds it and can unload it.
+
         Raises:
             RequestError: the name is taken, or the folder is no adapter of this model.
         """
         self._served.check_new(body.lora_name)
+        await asyncio.shield(self._load(body))
+        return {"status": "success"}
+
+    async def _load(self, body: LoadAdapterRequest) -> None:
         number = await self._engine.load_adapter(body.lora_name, body.lora_path)
         self._served.add(body.lora_name, Adapter(number, body.lora_path))
-        return {"status": "success"}
 
     async def unload(self, body: UnloadAdapterRequest) -> dict[str, str]:
         """Serve an adapter no longer; requests that run with it end well.

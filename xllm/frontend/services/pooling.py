@@ -131,6 +131,7 @@ class PoolingService:
                     f"must be one text or as many as text_2 ({len(second)}), got {len(first)}",
                 )
             first = first * len(second)
+        factory.check_count("text_2", len(second))
         pairs = list(zip(first, second, strict=True))
         values, usage = await self._score(factory, body, ("text_1", "text_2"), pairs)
         data = [Score(i, value) for i, value in enumerate(values)]
@@ -145,6 +146,7 @@ class PoolingService:
         factory = self._require(body)
         if body.top_n is not None and body.top_n < 0:
             raise RequestError.bad_field("top_n", f"must be at least 0, got {body.top_n}")
+        factory.check_count("documents", len(body.documents))
         texts = [doc if isinstance(doc, str) else doc.text for doc in body.documents]
         pairs = [(body.query, text) for text in texts]
         values, usage = await self._score(factory, body, ("query", "documents"), pairs)

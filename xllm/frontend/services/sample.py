@@ -98,6 +98,11 @@ class SampleService:
                 raise ValueError("selector: a literal needs a prompt that is text")
             found = self._occurrences(body.prompt, selector.value, special)
         else:
+            if len(selector.positions) > num_tokens:
+                raise ValueError(
+                    f"selector.positions must have at most {num_tokens} entries, one per token of "
+                    f"the prompt, got {len(selector.positions)}"
+                )
             found = [at + num_tokens if at < 0 else at for at in selector.positions]
             for at, asked in zip(found, selector.positions, strict=True):
                 if not 0 <= at < num_tokens:

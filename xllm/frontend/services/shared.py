@@ -22,10 +22,17 @@ _INLINE_CHARS = 1024
 
 
 async def off_loop(num_chars: int, work: Callable[[], T]) -> T:
-    """Run intake work here if it is short, in a thread if it could hold up the event loop."""
-    if num_chars <= _INLINE_CHARS:
-        return work()
-    return await asyncio.to_thread(work)
+    """Run intake work here if it is short, in a thread if it could hold up the event loop.
+
+    Raises:
+        RequestError: 400; a value that a client made up freely is too deep to walk through.
+    """
+    try:
+        if num_chars <= _INLINE_CHARS:
+            return work()
+        return await asyncio.to_thread(work)
+    except RecursionError:
+        raise RequestError(400, "the request is nested too deeply") from None
 
 
 def check_stream_fields(body: CommonFields) -> None:
