@@ -16,7 +16,7 @@ from xllm.kv_cache.prefix import PrefixIdentity
 _ROWS, _MAX_LEN = 4, 48
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(0, 2**31))
 def test_every_answer_of_a_random_life_is_that_of_a_solo_run(seed):
     """Arrivals, aborts, preemptions, failures, resets; ``check`` after every step."""
@@ -33,7 +33,7 @@ _OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     _OPERATIONS,
     st.integers(3, 20),

@@ -216,6 +216,16 @@ def test_a_huge_text_is_refused_without_being_tokenized(monkeypatch):
     assert "cannot fit the context length" in error.message
 
 
+def test_long_arguments_of_calls_are_refused_before_they_are_read():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" * 500_000}}
+    turns = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    error = refusal(chat, make_factory(), turns)
+    assert "cannot fit the context length" in error.message
+
+
 def test_max_tokens_is_clipped_to_the_room_that_the_prompt_leaves():
     factory = make_factory(max_model_len=20)
     assert completion(factory, prompt=[5] * 15, max_tokens=100)[0].max_tokens == 5

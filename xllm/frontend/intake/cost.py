@@ -28,7 +28,6 @@ def intake_chars(body: ChatCompletionRequest | CompletionRequest | TokenizeReque
         total += len(body.prompt or "") + len(body.content or "")
     messages = body.messages or []
     total += num_chars(messages) + _MESSAGE_CHARS * len(messages)
-    total += sum(len(m.reasoning_content or m.reasoning or "") for m in messages)
     if body.tools or body.chat_template_kwargs or any(m.tool_calls for m in messages):
         total += _UNKNOWN_CHARS
     return total

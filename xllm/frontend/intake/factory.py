@@ -230,9 +230,9 @@ class RequestFactory:
             if name in RESERVED_NAMES:
                 raise ValueError(f"chat_template_kwargs must not contain {name!r}")
         self.limits.check_turns(len(body.messages or ()))
-        messages = template_messages(body.messages or [], self._chat_template.needs)
         max_token_chars = self.tokenizer.max_token_chars
         self.limits.check_text("messages", num_chars(body.messages or []), max_token_chars)
+        messages = template_messages(body.messages or [], self._chat_template.needs)
         proceed = bool(body.continue_final_message)
         if proceed and body.add_generation_prompt:
             raise ValueError("continue_final_message excludes add_generation_prompt")

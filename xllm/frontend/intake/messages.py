@@ -62,9 +62,13 @@ def prefill_of(body: ChatCompletionRequest) -> str:
 
 
 def num_chars(messages: Sequence[ChatMessage]) -> int:
-    """Characters of all contents."""
+    """Characters of all contents, thoughts and arguments of calls, as they came."""
     total = 0
     for message in messages:
+        total += len(message.reasoning_content or message.reasoning or "")
+        for call in message.tool_calls or ():
+            if isinstance(call.function.arguments, str):
+                total += len(call.function.arguments)
         content = message.content
         if isinstance(content, list):
             total += sum(len(p if isinstance(p, str) else p.text or "") for p in content)
