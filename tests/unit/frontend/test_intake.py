@@ -81,6 +81,7 @@ def refusal(call, *args, **fields):
         ({"presence_penalty": 3.0}, "presence_penalty"),
         ({"frequency_penalty": -2.5}, "frequency_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-320}, "repetition_penalty"),
         ({"min_tokens": 8, "max_tokens": 4}, "min_tokens"),
         ({"logprobs": -1}, "logprobs"),
         ({"logprobs": 21}, "logprobs"),

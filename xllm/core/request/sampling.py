@@ -90,9 +90,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _between("min_p", self.min_p, 0.0, 1.0)
         _between("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _between("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _between("repetition_penalty", self.repetition_penalty, 0.0, 100.0)
-        if self.repetition_penalty == 0.0:
-            raise ValueError("repetition_penalty must be greater than 0, got 0")
+        # Logits are divided by it: a smaller one would overflow them.
+        _between("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         if self.seed is not None and not -MAX_SEED - 1 <= self.seed <= MAX_SEED:
             raise ValueError("seed must fit in 64 bits")
         for name in ("logprobs", "prompt_logprobs"):
