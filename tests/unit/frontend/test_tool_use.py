@@ -143,7 +143,7 @@ def test_tools_of_choice_none_are_neither_shown_nor_called():
             "tool_choice",
         ),
         ({"reasoning_effort": "some"}, "reasoning_effort"),
-        ({"thinking_token_budget": 8}, "thinking_token_budget"),
+        ({"thinking_token_budget": 8}, "thinking_token_budget"),  # no reasoning format
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(fields, param):

@@ -41,11 +41,11 @@ class Grammar:
     """A compiled grammar; every sequence takes a matcher of its own."""
 
     vocabulary: Vocabulary
-    start: Any  # llguidance.LLMatcher
+    start: Any  # llguidance.LLMatcher; None where all text is allowed
 
     def new_matcher(self) -> Any:
-        """A matcher at the start, for ``MaskFiller``. Takes microseconds."""
-        return self.start.deep_copy()
+        """A matcher at the start, for ``MaskFiller``, if there is one. Takes microseconds."""
+        return None if self.start is None else self.start.deep_copy()
 
 
 class GrammarCompiler:
@@ -73,6 +73,8 @@ class GrammarCompiler:
         Raises:
             GrammarError: the grammar is wrong, too complex, not supported, or allows no text.
         """
+        if output.kind == "free":
+            return Grammar(self._vocabulary, None)
         matcher = self._library.LLMatcher(
             self._tokenizer, self._grammar(output), log_level=0, limits=self._limits
         )
@@ -100,6 +102,8 @@ class GrammarCompiler:
                 grammar = matcher.grammar_from_regex(output.text)
             case "lark":
                 grammar = matcher.grammar_from_lark(output.text)
+            case "free":
+                raise AssertionError("there is no grammar of it")
         return grammar
 
 

@@ -50,19 +50,35 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
 _LIST = ", ".join(KINDS[:-1]) + " or " + KINDS[-1]
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
+    """How many tokens a model may think before ``end_token_ids`` are forced upon it.
+
+    Thoughts begin after the token ``open_token_id`` or the text ``open_text``, if the model has yet
+    to write that, blanks apart; else with the first token.
+    """
+
+    num_tokens: int  # at least 0
+    end_token_ids: tuple[int, ...]  # at least one: they spell the tag that ends the thoughts
+    open_token_id: int | None = None
+    open_text: str = ""
+
+
 class StructuredOutput(msgspec.Struct, frozen=True, array_like=True):
     """A grammar, validated and resolved, as the engine takes it.
 
     ``text`` is JSON text of a schema, a regular expression or a Lark grammar (the dialect of
-    llguidance). ``compact`` forbids optional white space of JSON; otherwise it is bounded.
-    ``after_token_ids`` and ``after_text`` as in ``StructuredOutputsParams``.
+    llguidance); kind ``free`` has none, and lets an answer be anything after its thoughts.
+    ``compact`` forbids optional white space of JSON; otherwise it is bounded.
+    ``after_token_ids`` and ``after_text`` as in ``StructuredOutputsParams``; ``budget`` bounds what
+    comes before.
     """
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark", "free"]
     text: str
     compact: bool = False
     after_token_ids: tuple[int, ...] = ()
     after_text: str = ""
+    budget: ThinkingBudget | None = None
 
     @property
     def grammar_key(self) -> tuple[str, str, bool]:

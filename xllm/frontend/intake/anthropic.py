@@ -55,6 +55,8 @@ def chat_of(body: CountTokensRequest) -> ChatCompletionRequest:
             raise ValueError(f"max_tokens must be at least 1, got {body.max_tokens}")
         chat.max_tokens = body.max_tokens
         chat.stop = body.stop_sequences
+        if body.thinking is not None and body.thinking.type == "enabled":
+            chat.thinking_token_budget = body.thinking.budget_tokens
         for name in _SAME:
             setattr(chat, name, getattr(body, name))
     return chat

@@ -33,6 +33,8 @@ from xllm.frontend.intake.messages import (
 from xllm.frontend.intake.params import chat_params, completion_params, targets_of
 from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.intake.structured import Form, asked_form, to_grammar
+from xllm.frontend.intake.thinking import FIELD as BUDGET_FIELD
+from xllm.frontend.intake.thinking import bound_thoughts
 from xllm.frontend.intake.tools import ToolUse, tool_use
 from xllm.frontend.parsers import MessageParser
 from xllm.frontend.parsers.answer import AnswerFormats, Expected
@@ -123,6 +125,8 @@ class RequestFactory:
             thinking = self.formats.thinking(text, prefill_of(body))
             form = self._form(body, tools, thinking)
             prepared = self._make("messages", ids, params, body, text, form)
+            if (budget := body.thinking_token_budget) is not None:
+                prepared = self._bounded(prepared, budget, thinking)
             expected = Expected(
                 tools=tools.schemas,
                 max_calls=1 if tools.parallel is False else None,
@@ -275,6 +279,14 @@ class RequestFactory:
             asked.params, after_token_ids=after_ids, after_text=after_text
         )
         return Form(params, asked.field)
+
+    def _bounded(
+        self, prepared: PreparedRequest, budget: int, thinking: bool | None
+    ) -> PreparedRequest:
+        before = prepared.request
+        request = bound_thoughts(before, budget, self.formats, self.tokenizer, thinking)
+        field = prepared.grammar_field if before.structured_output is not None else BUDGET_FIELD
+        return dataclasses.replace(prepared, request=request, grammar_field=field)
 
     def _with_parser(self, prepared: PreparedRequest, expected: Expected) -> PreparedRequest:
         new_parser = self.formats.parser(expected)

@@ -47,8 +47,6 @@ def chat_params(body: ChatCompletionRequest, defaults: SamplingDefaults) -> Samp
     if max_tokens is not None and max_tokens < 1:
         name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         raise ValueError(f"{name} must be at least 1, got {max_tokens}")
-    if body.thinking_token_budget is not None:
-        raise ValueError("thinking_token_budget is not supported; use reasoning_effort")
     logprobs = None
     if body.top_logprobs is not None and body.top_logprobs < 0:
         raise ValueError(f"top_logprobs must be at least 0, got {body.top_logprobs}")

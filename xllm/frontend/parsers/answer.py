@@ -93,6 +93,19 @@ class AnswerFormats:
                 return True
         return None
 
+    @property
+    def thought_tags(self) -> tuple[str, str] | None:
+        """The tags around the thoughts; None where there are none, or several things end them."""
+        form = self._given
+        if not isinstance(form, ReasoningFormat) or len(form.pairs) > 1 or form.until_calls:
+            return None
+        return form.pairs[0]
+
+    @property
+    def thoughts_implied(self) -> bool:
+        """Whether an answer begins with thoughts even where nobody wrote the opening tag."""
+        return isinstance(self._given, ReasoningFormat) and self._given.implied
+
     def end_of_thoughts(self, thinking: bool | None) -> str:
         """The tag after which the answer proper begins; empty when it begins at once."""
         form = self._given

@@ -37,6 +37,11 @@ class Conversations:
         self._factory = factory
         self._dispatcher = dispatcher
 
+    @property
+    def bounds_thoughts(self) -> bool:
+        """Whether the model's thoughts can have a budget."""
+        return self._factory.formats.thought_tags is not None
+
     async def open(self, body: ChatCompletionRequest) -> Conversation:
         """Send a conversation to the engine; the caller reads the answer and closes it.
 

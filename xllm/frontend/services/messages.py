@@ -59,7 +59,10 @@ class MessageService:
         Raises:
             RequestError: the request is refused or failed.
         """
-        conversation = await self._conversations.open(_chat_of(body))
+        chat = _chat_of(body)
+        if not self._conversations.bounds_thoughts:
+            chat.thinking_token_budget = None  # clients ask any model to think
+        conversation = await self._conversations.open(chat)
         answer = _Answer(conversation, self._conversations.served.shown(body.model))
         if body.stream:
             return await open_stream(conversation, answer)

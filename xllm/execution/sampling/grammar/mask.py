@@ -164,8 +164,10 @@ class GrammarMask:
         for row, token in zip(sampled.rows, sampled.tokens.tolist(), strict=True):
             if row.ended or row.failure is not None:
                 continue
-            if token in row.eos_token_ids:
+            if token in row.eos_token_ids and not row.free:
                 row.ended = True
+            elif row.begun and row.free:
+                continue
             elif row.begun:
                 steps.append((row.matcher, token))
                 takers.append(row)
@@ -184,13 +186,23 @@ class GrammarMask:
         masks = tensor.numpy()
         asked, places = [], []
         for place, row in enumerate(batch.rows):
-            if row.begun and not row.ended and row.failure is None:
+            if row.free:
+                masks[place] = -1
+                if row.begun:  # nothing is left to watch
+                    self._used[batch.row_ids[place]] = False
+                    self._version += 1
+            elif row.begun and not row.ended and row.failure is None:
                 asked.append((row.matcher, place))
                 places.append(place)
             elif row.ended:
                 masks[place] = self._end_only  # its result is dropped
             elif row.failure is None:
                 masks[place] = ~self._end_only
+            if (token := row.forced) is not None:
+                masks[place] = 0
+                masks[place].view(np.uint32)[token // TOKENS_PER_WORD] = (
+                    1 << token % TOKENS_PER_WORD
+                )
         for place, problem in zip(places, self._filler.fill(asked, masks), strict=True):
             if problem is not None:
                 batch.rows[place].failure = f"its grammar cannot be followed further: {problem}"
