@@ -163,9 +163,10 @@ def test_a_drain_ends_after_the_shutdown_timeout(model: Path) -> None:
 def test_a_second_sigterm_ends_at_once(model: Path) -> None:
     with running(model) as server:
         engine = server.engine_pid()
-        Reader(server, max_tokens=500).wait_begun()
+        # Far more than it can finish before the second signal.
+        Reader(server, max_tokens=500, n=64).wait_begun()
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
+        time.sleep(0.4)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(2) == 128 + signal.SIGTERM
         wait(lambda: gone([engine]), 2)
