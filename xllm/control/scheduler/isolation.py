@@ -14,7 +14,7 @@ class Isolation:
 
     Suspects stand first in the queue. One has passed when the step that samples its next token has
     been committed; it then goes on with the others. A step of one sequence that raises convicts
-    it. Only rows that leave the device's queue empty are tried, so that the verdict is about them.
+    it. The next is called only when nothing is in flight, so that the verdict is about it.
     """
 
     def __init__(self, state: SchedulerState, admission: Admission, preemption: Preemption) -> None:

@@ -15,7 +15,7 @@ from xllm.control.scheduler.isolation import Isolation
 from xllm.control.scheduler.policies import POLICIES
 from xllm.control.scheduler.policies.base import Phase, Policy, RunningLoad
 from xllm.control.scheduler.preemption import Preemption
-from xllm.control.scheduler.sequence import Sequence, Status
+from xllm.control.scheduler.sequence import Status
 from xllm.control.scheduler.sharing import SharedPrefixFinder
 from xllm.control.scheduler.state import SchedulerState, StepInFlight
 from xllm.core.config import SchedulerConfig
@@ -24,7 +24,6 @@ from xllm.core.messages.server import EngineStats, Failure, OutputBatch
 from xllm.core.messages.worker import NewRows, StepPlan, StepResult
 from xllm.core.request.finish import FinishReason
 from xllm.core.request.request import Request
-from xllm.core.utils.arrays import Int32Array
 from xllm.kv_cache.blocks import BlockManager
 
 PRIORITY_POLICIES = ("fcfs", "priority")
@@ -127,9 +126,10 @@ class Scheduler:
 
     def uses_adapter(self, adapter: int) -> bool:
         """Whether a request or a step in flight needs this adapter."""
-        return self._state.num_retiring > 0 or any(
-            entry.request.adapter == adapter for entry in self._state.requests.values()
-        )
+        table = self._state.table
+        if (table.adapters[table.in_flight > 0] == adapter).any():
+            return True
+        return any(entry.request.adapter == adapter for entry in self._state.requests.values())
 
     @property
     def has_work(self) -> bool:
@@ -279,6 +279,7 @@ class Scheduler:
         table = self._state.table
         rows = np.array([sequence.row for sequence in draft.started], np.int32)
         num_tokens = table.num_seen[rows]
+        adapters = table.adapters[rows]
         seconds = [sequence.state.request.second_start for sequence in draft.started]
         return NewRows(
             rows=rows,
@@ -291,7 +292,7 @@ class Scheduler:
                 ]
             ),
             sampling=[sequence.sampling() for sequence in draft.started],
-            adapters=_adapters(draft.started),
+            adapters=adapters if adapters.any() else None,
             second_starts=np.array(seconds, np.int32) if any(seconds) else None,
         )
 
@@ -321,9 +322,3 @@ class Scheduler:
     def check(self) -> None:
         """Assert every invariant of rows, queues and blocks. Slow: for tests and idle moments."""
         self._state.check()
-
-
-def _adapters(started: list[Sequence]) -> Int32Array | None:
-    """Adapters of rows that start, or None when no row has one."""
-    adapters = [sequence.state.request.adapter for sequence in started]
-    return np.array(adapters, np.int32) if any(adapters) else None

@@ -37,6 +37,7 @@ class RowTable:
         self.choices = np.zeros(num_rows, np.int32)
         self.priorities = np.zeros(num_rows, np.int64)
         self.arrivals = np.zeros(num_rows, np.int64)
+        self.adapters = np.zeros(num_rows, np.int32)  # stays until the row starts again
         self.stop_counts = np.zeros(vocab_size, np.int32)  # live rows that a token would stop
         self.sequences: list[Sequence | None] = [None] * num_rows
         self.num_live = 0
@@ -69,6 +70,7 @@ class RowTable:
         self.choices[row] = sequence.choice
         self.priorities[row] = sequence.priority
         self.arrivals[row] = sequence.arrival
+        self.adapters[row] = sequence.state.request.adapter
         self._count_stops(sequence, 1)
         self.live[row] = True
         self.num_live += 1

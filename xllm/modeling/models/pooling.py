@@ -5,6 +5,7 @@ Shapes: T tokens, R rows whose prompt ends with the step, H hidden size, D outpu
 
 from __future__ import annotations
 
+import abc
 from typing import Protocol
 
 import torch
@@ -32,7 +33,7 @@ class PooledShape(Protocol):
         ...
 
 
-class PoolingModel(nn.Module):
+class PoolingModel(nn.Module, abc.ABC):
     """Base of models without a language-model head."""
 
     config: PooledShape
@@ -40,16 +41,16 @@ class PoolingModel(nn.Module):
     renames: dict[str, str] = {}
     ignored: tuple[str, ...] = ()
 
+    @abc.abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         """input_ids (T,), positions (T,) -> hidden states (T, H)."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def pool(self, hidden: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
         """Raw vectors (R, D) float32 of rows ``starts[i]:ends[i]`` of ``hidden``.
 
         An embedding before its norm, or a classifier's logits.
         """
-        raise NotImplementedError
 
 
 class DecoderPooler(PoolingModel):
