@@ -246,28 +246,36 @@ def idle(engine: Engine) -> dict[str, float]:
 
 
 def profile(engine: Engine) -> dict[str, Any]:
-    """Where the device spends a decode step at two batch sizes: kernels by time, in us a step."""
+    """Where the device spends a decode step by batch, and a prefill step: kernels, in us a step."""
     found: dict[str, Any] = {}
-    for batch in (1, 256):
+    for batch in (1, 64, 256):
         engine.submit(workloads.fixed(batch, 300, 60, VOCAB, 300 + batch))
         for _ in range(20):
             engine.loop.step()
-        torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
-            begin = time.perf_counter()
-            for _ in range(20):
-                engine.loop.step()
-            torch.cuda.synchronize()
-            wall = time.perf_counter() - begin
+        found[f"batch {batch}"] = _profiled(engine, steps=20)
         engine.run()
-        rows = [
-            (event.key[:60], round(event.self_device_time_total / 20, 1), event.count / 20)
-            for event in trace.key_averages()
-        ]
-        rows.sort(key=lambda row: -row[1])
-        busy = round(sum(row[1] for row in rows), 1)
-        found[f"batch {batch}"] = {"wall": wall / 20 * 1e6, "busy": busy, "kernels": rows[:16]}
+    engine.submit(workloads.fixed(64, 2048, 1, VOCAB, 5))
+    engine.loop.step()
+    found["prefill"] = _profiled(engine, steps=10)
+    engine.run()
     return found
+
+
+def _profiled(engine: Engine, steps: int) -> dict[str, Any]:
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        begin = time.perf_counter()
+        for _ in range(steps):
+            engine.loop.step()
+        torch.cuda.synchronize()
+        wall = time.perf_counter() - begin
+    rows = [
+        (event.key[:60], round(event.self_device_time_total / steps, 1), event.count / steps)
+        for event in trace.key_averages()
+    ]
+    rows.sort(key=lambda row: -row[1])
+    busy = round(sum(row[1] for row in rows), 1)
+    return {"wall": wall / steps * 1e6, "busy": busy, "kernels": rows[:20]}
 
 
 def _timed(owner: Any, name: str) -> list[float]:
