@@ -44,3 +44,23 @@ def test_products_are_as_near_as_their_rounding(tokens: int) -> None:
     expected = x.float() @ (values.float() * scale[:, None]).T + bias.float()
     actual = linear(x, pack_linear(values, scale), bias).float()
     assert (actual - expected).norm() < 0.04 * expected.norm()
+
+
+@pytest.mark.parametrize("tokens", [2, 64, 300])
+@pytest.mark.parametrize("width", [512, 3072])
+def test_what_makes_activations_quantizes_them_to_the_bit(tokens: int, width: int) -> None:
+    from xllm.hardware.kernels.triton.activation import act_and_mul
+    from xllm.hardware.kernels.triton.linear import linear, pack_linear
+    from xllm.hardware.kernels.triton.norm import fused_add_rms_norm, rms_norm
+    from xllm.modeling.quantization.fp8 import quantize_rows
+
+    into = pack_linear(*quantize_rows(torch.randn(256, width, device="cuda")))
+    x = torch.randn(tokens, width, device="cuda").bfloat16()
+    weight = torch.rand(width, device="cuda").bfloat16()
+    gate_up = torch.randn(tokens, 2 * width, device="cuda").bfloat16()
+    for make in (
+        lambda into: rms_norm(x, weight, 1e-6, into=into),
+        lambda into: fused_add_rms_norm(x, x.clone(), weight, 1e-6, into=into)[0],
+        lambda into: act_and_mul(gate_up, "silu", into),
+    ):
+        assert torch.equal(linear(make(into), into), linear(make(None), into))

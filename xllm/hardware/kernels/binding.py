@@ -36,8 +36,8 @@ OP_FILES = {
 def _gated_linear(found: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
     linear, act_and_mul = found["linear"], found["act_and_mul"]
 
-    def gated_linear(x: Any, packed: Any, bias: Any, activation: str) -> Any:
-        return act_and_mul(linear(x, packed, bias), activation)
+    def gated_linear(x: Any, packed: Any, bias: Any, activation: str, into: Any = None) -> Any:
+        return act_and_mul(linear(x, packed, bias), activation, into)
 
     return gated_linear
 

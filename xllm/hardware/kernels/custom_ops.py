@@ -2,7 +2,8 @@
 
 Eager execution on the CPU never comes here: a dispatch costs as much as a small kernel.
 Packed weights are opaque to the dispatcher, so they pass as handles: integers that stay valid for
-the life of the process, like the weights of a traced model.
+the life of the process, like the weights of a traced model. ``into`` stops here: tracers see plain
+tensors.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def wrap(implementations: dict[str, Callable[..., Any]]) -> dict[str, Callable[.
     return {
         "rms_norm": _rms_norm,
         "fused_add_rms_norm": _fused_add_rms_norm,
-        "act_and_mul": torch.ops.xllm.act_and_mul,
+        "act_and_mul": _act_and_mul,
         "qk_norm_rope_kv_write": _qk_norm_rope_kv_write,
         "paged_attention": _paged_attention,
         "pack_linear": _pack_linear,
@@ -51,14 +52,25 @@ def wrap(implementations: dict[str, Callable[..., Any]]) -> dict[str, Callable[.
     }
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+def _rms_norm(
+    x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, into: Any = None
+) -> Tensor:
     return torch.ops.xllm.rms_norm(x, weight, eps, offset)
 
 
 def _fused_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    into: Any = None,
 ) -> tuple[Tensor, Tensor]:
     return torch.ops.xllm.fused_add_rms_norm(x, residual, weight, eps, offset), residual
+
+
+def _act_and_mul(gate_up: Tensor, activation: str, into: Any = None) -> Tensor:
+    return torch.ops.xllm.act_and_mul(gate_up, activation)
 
 
 def _qk_norm_rope_kv_write(*args: Any, offset: float = 0.0) -> Tensor:

@@ -9,6 +9,10 @@ D head dimension, K/N input/output features, B blocks per row, E experts. Activa
 and caches of a call share one dtype: float32, bfloat16 or float16. Sums run in float32. Inputs are
 contiguous except where said. T = 0 is allowed. A shape or dtype that breaks a rule is an
 AssertionError of the caller; only user-visible choices raise ValueError.
+
+``into`` is the packed weight of the one product that reads an op's result, where nothing else reads
+it. A platform may then return what that product would make of it first (``QuantizedTokens``): the
+product comes out the same, to the bit.
 """
 
 from __future__ import annotations
@@ -18,45 +22,57 @@ from typing import Any
 from torch import Tensor
 
 from xllm.hardware.kernels import binding, reference
+from xllm.hardware.kernels.quantized import QuantizedTokens
 
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, into: Any = None
+) -> Tensor | QuantizedTokens:
     """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` in float32, rounded once.
 
     Args:
         x: (..., H).
         weight: (H,).
         offset: 1 for Gemma-style weights stored around zero.
+        into: see above.
 
     Returns:
         Same shape as ``x``. A row's result does not depend on the other rows.
     """
-    return reference.rms_norm(x, weight, eps, offset)
+    return reference.rms_norm(x, weight, eps, offset, into)
 
 
 def fused_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
-) -> tuple[Tensor, Tensor]:
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    into: Any = None,
+) -> tuple[Tensor | QuantizedTokens, Tensor]:
     """``residual += x`` in place (rounded to its dtype), then ``rms_norm(residual)``.
 
     Args:
         x, residual: (T, H).
+        into: see above.
 
     Returns:
         The normalized sum (T, H) and ``residual`` itself.
     """
-    return reference.fused_add_rms_norm(x, residual, weight, eps, offset)
+    return reference.fused_add_rms_norm(x, residual, weight, eps, offset, into)
 
 
-def act_and_mul(gate_up: Tensor, activation: str) -> Tensor:
+def act_and_mul(gate_up: Tensor, activation: str, into: Any = None) -> Tensor | QuantizedTokens:
     """``activation(gate) * up`` of ``gate_up`` (T, 2I), gate first -> (T, I). In float32.
+
+    ``into``: see above.
 
     Raises:
         ValueError: ``activation`` is not one of ``ACTIVATIONS``.
     """
-    return reference.act_and_mul(gate_up, activation)
+    return reference.act_and_mul(gate_up, activation, into)
 
 
 def qk_norm_rope_kv_write(
@@ -192,21 +208,30 @@ def pack_linear(weight: Tensor, scale: Tensor | None = None) -> Any:
     return reference.pack_linear(weight, scale)
 
 
-def linear(x: Tensor, packed: Any, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor | QuantizedTokens, packed: Any, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias``: x (T, K), bias (N,) -> (T, N) in the dtype of ``x``.
 
     With a float8 weight, a platform may round each row of ``x`` to float8 as well.
     """
+    assert isinstance(x, Tensor)
     return reference.linear(x, packed, bias)
 
 
-def gated_linear(x: Tensor, packed: Any, bias: Tensor | None, activation: str) -> Tensor:
-    """``act_and_mul(linear(x, packed, bias), activation)``, to the bit: x (T, K) -> (T, N / 2).
+def gated_linear(
+    x: Tensor | QuantizedTokens,
+    packed: Any,
+    bias: Tensor | None,
+    activation: str,
+    into: Any = None,
+) -> Tensor | QuantizedTokens:
+    """``act_and_mul(linear(x, packed, bias), activation, into)``, to the bit.
+
+    x (T, K) -> (T, N / 2).
 
     Raises:
         ValueError: ``activation`` is not one of ``ACTIVATIONS``.
     """
-    return act_and_mul(linear(x, packed, bias), activation)
+    return act_and_mul(linear(x, packed, bias), activation, into)
 
 
 def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from xllm.hardware.kernels import ops
+from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.modeling.layers.target import Target
 from xllm.modeling.quantization.base import QuantMethod
 
@@ -75,9 +76,17 @@ class Linear(nn.Module):
     def after_load(self) -> None:
         self.method.after_load(self)
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def into(self) -> Any:
+        """``into`` of the op that makes this layer's input; adapters read the plain input too."""
+        return self.packed if self.adapters is None else None
+
+    def forward(self, x: Tensor | QuantizedTokens) -> Tensor:
         out = self.method.apply(self, x)
-        return out if self.adapters is None else self.adapters.add(out, x)
+        if self.adapters is None:
+            return out
+        assert isinstance(x, Tensor)
+        return self.adapters.add(out, x)
 
     def _load_rows(self, start: int, weight: Tensor) -> None:
         self.method.load_rows(self, start, weight)
@@ -133,8 +142,10 @@ class GateUpLinear(Linear):
             shards=(("gate_proj", intermediate_size), ("up_proj", intermediate_size)),
         )
 
-    def gated(self, x: Tensor, activation: str) -> Tensor:
-        """x (T, K) -> activation(gate) * up (T, N / 2)."""
+    def gated(
+        self, x: Tensor | QuantizedTokens, activation: str, reader: Linear
+    ) -> Tensor | QuantizedTokens:
+        """x (T, K) -> activation(gate) * up (T, N / 2), which ``reader`` alone reads."""
         if self.adapters is not None:
-            return ops.act_and_mul(self(x), activation)
-        return ops.gated_linear(x, self.packed, self.bias, activation)
+            return ops.act_and_mul(self(x), activation, reader.into)
+        return ops.gated_linear(x, self.packed, self.bias, activation, reader.into)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.modeling.layers.linear import GateUpLinear, Linear
 from xllm.modeling.quantization.base import QuantMethod
 
@@ -31,6 +32,12 @@ class GatedMLP(nn.Module):
             intermediate_size, hidden_size, bias=bias, method=method, dtype=dtype
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(self.gate_up_proj.gated(x, self.activation))
+    @property
+    def reader(self) -> Linear:
+        """The one layer that reads the block's input."""
+        return self.gate_up_proj
+
+    def forward(self, x: Tensor | QuantizedTokens) -> Tensor:
+        gated = self.gate_up_proj.gated(x, self.activation, self.down_proj)
+        out: Tensor = self.down_proj(gated)
         return out

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from xllm.hardware.kernels import ops
+from xllm.hardware.kernels.quantized import QuantizedTokens
+from xllm.modeling.layers.linear import Linear
 from xllm.modeling.layers.target import Target
 
 
@@ -30,10 +33,12 @@ class RMSNorm(nn.Module):
     def after_load(self) -> None:
         pass
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(T, H) -> (T, H)."""
-        return ops.rms_norm(x, self.weight, self.eps, self.offset)
+    def forward(self, x: Tensor, reader: Linear | None = None) -> Tensor | QuantizedTokens:
+        """(T, H) -> (T, H), as ``reader`` wants it if nothing else reads it."""
+        into = None if reader is None else reader.into
+        return ops.rms_norm(x, self.weight, self.eps, self.offset, into)
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """``residual += x`` in place; returns the normalized sum and the sum."""
-        return ops.fused_add_rms_norm(x, residual, self.weight, self.eps, self.offset)
+    def add(self, x: Tensor, residual: Tensor, reader: Linear | None = None) -> tuple[Any, Tensor]:
+        """``residual += x`` in place; returns the normalized sum, for ``reader``, and the sum."""
+        into = None if reader is None else reader.into
+        return ops.fused_add_rms_norm(x, residual, self.weight, self.eps, self.offset, into)

@@ -7,9 +7,12 @@ Shapes: T tokens, H hidden size, M rows whose logits are wanted, V vocabulary.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.modeling.attention.base import ForwardContext
 from xllm.modeling.layers.attention import Attention
 from xllm.modeling.layers.embedding import Embedding, Head
@@ -61,7 +64,9 @@ class SelfAttention(nn.Module):
             k_norm=self.k_norm,
         )
 
-    def forward(self, x: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+    def forward(
+        self, x: Tensor | QuantizedTokens, positions: Tensor, context: ForwardContext
+    ) -> Tensor:
         out: Tensor = self.o_proj(self.attn(self.qkv_proj(x), positions, context))
         return out
 
@@ -87,9 +92,9 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, residual: Tensor | None, positions: Tensor, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        x, residual = enter(self.input_layernorm, x, residual)
+        x, residual = enter(self.input_layernorm, x, residual, self.self_attn.qkv_proj)
         x = self.self_attn(x, positions, context)
-        x, residual = self.post_attention_layernorm.add(x, residual)
+        x, residual = self.post_attention_layernorm.add(x, residual, self.mlp.reader)
         return self.mlp(x), residual
 
 
@@ -200,8 +205,11 @@ def mlp(
     )
 
 
-def enter(layernorm: RMSNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A block's first norm. The first block starts the residual stream with the embedding."""
+def enter(
+    layernorm: RMSNorm, x: Tensor, residual: Tensor | None, reader: Linear
+) -> tuple[Any, Tensor]:
+    """A block's first norm, for ``reader``. The first block starts the residual stream with the
+    embedding."""
     if residual is None:
-        return layernorm(x), x
-    return layernorm.add(x, residual)
+        return layernorm(x, reader), x
+    return layernorm.add(x, residual, reader)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from xllm.hardware.kernels.quantized import QuantizedTokens
     from xllm.modeling.layers.linear import Linear
 
 
@@ -29,7 +30,7 @@ class QuantMethod(Protocol):
         """Pack for the platform into ``layer.packed`` and free the unpacked storage."""
         ...
 
-    def apply(self, layer: Linear, x: Tensor) -> Tensor:
+    def apply(self, layer: Linear, x: Tensor | QuantizedTokens) -> Tensor:
         """``x (T, K) -> (T, N)`` including the bias."""
         ...
 

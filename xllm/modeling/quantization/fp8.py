@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from xllm.hardware.kernels import ops
+from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.modeling.layers.linear import Linear
 from xllm.modeling.quantization import unquantized
 from xllm.modeling.quantization.base import QuantMethod
@@ -38,7 +39,7 @@ class Method:
         layer.packed = ops.pack_linear(layer.weight, layer.scale)
         del layer.weight, layer.scale
 
-    def apply(self, layer: Linear, x: Tensor) -> Tensor:
+    def apply(self, layer: Linear, x: Tensor | QuantizedTokens) -> Tensor:
         return ops.linear(x, layer.packed, layer.bias)
 
     def for_head(self) -> QuantMethod:

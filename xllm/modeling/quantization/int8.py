@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from xllm.hardware.kernels import ops
+from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.modeling.layers.linear import Linear
 
 _CHUNK_VALUES = 1 << 18  # quantized at a time, so that intermediates stay in the cache
@@ -31,7 +32,7 @@ class Method:
         layer.packed = ops.pack_linear(layer.weight, layer.scale)
         del layer.weight, layer.scale
 
-    def apply(self, layer: Linear, x: Tensor) -> Tensor:
+    def apply(self, layer: Linear, x: Tensor | QuantizedTokens) -> Tensor:
         return ops.linear(x, layer.packed, layer.bias)
 
     def for_head(self) -> Method:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from xllm.hardware.kernels import ops
+from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.modeling.layers.linear import Linear
 
 
@@ -22,7 +23,7 @@ class Method:
         layer.packed = ops.pack_linear(layer.weight)
         del layer.weight
 
-    def apply(self, layer: Linear, x: Tensor) -> Tensor:
+    def apply(self, layer: Linear, x: Tensor | QuantizedTokens) -> Tensor:
         return ops.linear(x, layer.packed, layer.bias)
 
     def for_head(self) -> Method:

@@ -51,7 +51,8 @@ def test_tokens_are_quantized_by_their_largest_value(device) -> None:
     sizes = torch.tensor([1.0, 1e4, 1e-4, 1.0, 3.0], device=device)
     x = torch.randn(5, 48, device=device) * sizes[:, None]
     x[3] = 0.0
-    values, scale = quantize_tokens(x)
+    quantized = quantize_tokens(x, 48)
+    values, scale = quantized.values, quantized.scale[0]
     torch.testing.assert_close(scale[[0, 1, 2, 4]], x[[0, 1, 2, 4]].abs().amax(dim=1) / 448)
     assert scale[3] == 1.0 and not values[3].float().any()
     assert values.float().abs().amax(dim=1)[0] == 448.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +15,7 @@ KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 _pack = struct.Struct("=6q").pack  # gate_up, out, tokens, width, kind, dtype
 
 
-def act_and_mul(gate_up: Tensor, activation: str) -> Tensor:
+def act_and_mul(gate_up: Tensor, activation: str, into: Any = None) -> Tensor:
     """See ``ops.act_and_mul``."""
     dtype, kind = DTYPES.get(gate_up.dtype), KINDS.get(activation)
     if dtype is None or kind is None:

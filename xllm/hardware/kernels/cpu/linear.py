@@ -63,7 +63,9 @@ def linear(x: Tensor, packed: Any, bias: Tensor | None = None) -> Tensor:
     return out
 
 
-def gated_linear(x: Tensor, packed: Any, bias: Tensor | None, activation: str) -> Tensor:
+def gated_linear(
+    x: Tensor, packed: Any, bias: Tensor | None, activation: str, into: Any = None
+) -> Tensor:
     """See ``ops.gated_linear``."""
     dtype, kind = DTYPES.get(x.dtype), KINDS.get(activation)
     if (

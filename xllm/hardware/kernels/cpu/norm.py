@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,9 @@ _rms_norm = entry("xllm_rms_norm")
 _pack = struct.Struct("=6q2dq").pack
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, into: Any = None
+) -> Tensor:
     """See ``ops.rms_norm``."""
     dtype = DTYPES.get(x.dtype)
     if dtype is None or not x.is_contiguous():
@@ -32,7 +35,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
 
 
 def fused_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    into: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``ops.fused_add_rms_norm``."""
     dtype = DTYPES.get(x.dtype)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torch.nn import functional as F
 
 
-def act_and_mul(gate_up: Tensor, activation: str) -> Tensor:
+def act_and_mul(gate_up: Tensor, activation: str, into: Any = None) -> Tensor:
     """See ``ops.act_and_mul``."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     if activation == "silu":

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from xllm.hardware.kernels.quantized import QuantizedTokens
+from xllm.hardware.kernels.triton.fp8 import empty_tokens, scale_width, store_quantized
 from xllm.hardware.kernels.triton.launch import allow_consumers, pdl_options, wait_for_producers
 
 KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
-_BLOCK = 1024
+_BLOCK = 1024  # columns of a program, unless a scale spans more
 
 
-def act_and_mul(gate_up: Tensor, activation: str) -> Tensor:
+def act_and_mul(gate_up: Tensor, activation: str, into: Any = None) -> Tensor | QuantizedTokens:
     """See ``ops.act_and_mul``."""
     if activation not in KINDS:
         raise ValueError(f"activation must be silu, gelu or gelu_tanh, got {activation!r}")
     tokens, width = gate_up.shape
     half = width // 2
-    out = gate_up.new_empty((tokens, half))
+    width = scale_width(into, tokens, gate_up.dtype)
+    out = empty_tokens(gate_up, half, width) if width else gate_up.new_empty((tokens, half))
+    block = triton.next_power_of_2(half) if width == half else _BLOCK
     if tokens:
         assert gate_up.is_contiguous()
-        _act_and_mul_kernel[(tokens, triton.cdiv(half, _BLOCK))](
+        _act_and_mul_kernel[(tokens, triton.cdiv(half, block))](
             gate_up,
-            out,
+            out.values if isinstance(out, QuantizedTokens) else out,
+            out.scale if isinstance(out, QuantizedTokens) else None,
             half,
+            tokens,
             KIND=KINDS[activation],
-            BLOCK=_BLOCK,
-            num_warps=4,
+            WIDTH=width,
+            BLOCK=block,
+            num_warps=min(max(block // 256, 1), 16),
             **pdl_options(gate_up.device),
         )
     return out
@@ -43,21 +52,29 @@ def activate(x, KIND: tl.constexpr):
     return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _act_and_mul_kernel(
     gate_up_ptr,  # (T, 2 * I)
     out_ptr,  # (T, I)
+    scale_ptr,  # (G, T) float32, or None: the output is not quantized
     half,
+    num_tokens,
     KIND: tl.constexpr,
+    WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    start = tl.program_id(1) * BLOCK
+    columns = start + tl.arange(0, BLOCK)
     inside = columns < half
     wait_for_producers(PDL)
     gate = tl.load(gate_up_ptr + token * 2 * half + columns, mask=inside, other=0.0)
     up = tl.load(gate_up_ptr + token * 2 * half + half + columns, mask=inside, other=0.0)
     allow_consumers(PDL)
     y = activate(gate.to(tl.float32), KIND) * up.to(tl.float32)
-    tl.store(out_ptr + token * half + columns, y.to(out_ptr.dtype.element_ty), mask=inside)
+    if scale_ptr is not None:
+        y = y.to(gate_up_ptr.dtype.element_ty).to(tl.float32)
+        store_quantized(y, start, token, out_ptr, scale_ptr, half, num_tokens, WIDTH, BLOCK)
+    else:
+        tl.store(out_ptr + token * half + columns, y.to(out_ptr.dtype.element_ty), mask=inside)

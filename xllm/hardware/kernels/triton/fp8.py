@@ -1,33 +1,56 @@
-"""8-bit float products of many tokens: activations are quantized per token as they come."""
+"""8-bit floats: when activations are quantized and how, and the library's product of them.
+
+Activations get a scale per token where weights have one per output, and one per token and 128
+columns where weights have one per 128 x 128 block. The kernel that makes them quantizes them where
+one product alone reads them (argument ``into`` of the ops); ``quantize_tokens`` does it apart.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.hardware.kernels.triton.launch import allow_consumers, pdl_options, wait_for_producers
+
+if TYPE_CHECKING:
+    from xllm.hardware.kernels.triton.linear import PackedLinear
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
+MAX_STREAMED_FP8_TOKENS = 64
 _UNIT = 16  # the library's product wants both widths in multiples of it
 
 
-def fits_library(x: Tensor, weight: Tensor) -> bool:
-    """Whether ``linear_fp8`` takes these shapes and this device."""
+def scale_width(packed: PackedLinear | None, tokens: int, dtype: torch.dtype) -> int:
+    """Columns of activations that share a scale in ``linear``; 0 where it takes them as they are.
+
+    One token is not worth quantizing: its product is bound by the weight's bytes.
+    """
+    if packed is None or packed.weight.dtype != FP8 or dtype == torch.float32 or tokens < 2:
+        return 0
+    if tokens <= MAX_STREAMED_FP8_TOKENS or _fits_library(packed.weight, dtype):
+        return packed.weight.shape[1]
+    return 0
+
+
+def _fits_library(weight: Tensor, dtype: torch.dtype) -> bool:
     widths = weight.shape[0] % _UNIT == 0 and weight.shape[1] % _UNIT == 0
-    return x.is_cuda and x.dtype == torch.bfloat16 and widths
+    return weight.is_cuda and dtype == torch.bfloat16 and widths
 
 
 def linear_fp8(
-    values: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None
+    x: QuantizedTokens, weight: Tensor, scale: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """values (T, K) with scale (T,) times weight (N, K) with scale (N,) -> (T, N) bfloat16."""
+    """x (T, K) with a scale per token times weight (N, K) with scale (N,) -> (T, N) bfloat16."""
     return torch._scaled_mm(
-        values,
+        x.values,
         weight.t(),
-        scale_a=x_scale[:, None],
+        scale_a=x.scale.t(),
         scale_b=scale[None, :],
         bias=bias,
         out_dtype=torch.bfloat16,
@@ -35,47 +58,87 @@ def linear_fp8(
     )
 
 
-def quantize_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x (T, K) -> float8 (T, K) and float32 scales (T,): ``x[t] ~= values[t] * scale[t]``."""
-    tokens, width = x.shape
+def empty_tokens(x: Tensor, inputs: int, width: int) -> QuantizedTokens:
+    """Memory for ``x.shape[0]`` tokens of ``inputs`` values, ``width`` columns to a scale."""
+    values = torch.empty((x.shape[0], inputs), dtype=FP8, device=x.device)
+    num_scales = triton.cdiv(inputs, width)
+    scale = torch.empty((num_scales, x.shape[0]), dtype=torch.float32, device=x.device)
+    return QuantizedTokens(values, scale, x.dtype)
+
+
+def quantize_tokens(x: Tensor, width: int) -> QuantizedTokens:
+    """x (T, K), rows contiguous, with one scale per token and ``width`` columns."""
+    tokens, inputs = x.shape
     assert x.stride(1) == 1
-    values = torch.empty((tokens, width), dtype=FP8, device=x.device)
-    scale = torch.empty(tokens, dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(width)
+    out = empty_tokens(x, inputs, width)
+    block = triton.next_power_of_2(inputs)
     if tokens:
         _quantize_tokens_kernel[(tokens,)](
             x,
-            values,
-            scale,
-            width,
+            out.values,
+            out.scale,
+            inputs,
             x.stride(0),
+            tokens,
+            WIDTH=min(width, block),
             BLOCK=block,
-            MAX=FP8_MAX,
             num_warps=min(max(block // 1024, 1), 16),
             **pdl_options(x.device),
         )
-    return values, scale
+    return out
 
 
 @triton.jit
+def store_quantized(
+    y,
+    start,
+    token,
+    values_ptr,
+    scale_ptr,
+    inputs,
+    num_tokens,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Quantize and store ``y`` (BLOCK,) float32, one token's columns from ``start`` on.
+
+    Columns from ``inputs`` on must be 0 and are not stored. WIDTH columns share a scale: a part of
+    BLOCK, or all ``inputs``, which the block then holds.
+    """
+    MAX: tl.constexpr = 448.0
+    columns = start + tl.arange(0, BLOCK)
+    if WIDTH * 2 > BLOCK:
+        peak = tl.max(tl.abs(y), axis=0)
+        scale = tl.where(peak > 0.0, peak / MAX, 1.0)
+        tl.store(scale_ptr + token, scale)
+        values = tl.clamp(y / scale, -MAX, MAX)
+    else:
+        runs = tl.reshape(y, [BLOCK // WIDTH, WIDTH])
+        peaks = tl.max(tl.abs(runs), axis=1)
+        scales = tl.where(peaks > 0.0, peaks / MAX, 1.0)
+        run = start // WIDTH + tl.arange(0, BLOCK // WIDTH)
+        tl.store(scale_ptr + run * num_tokens + token, scales, mask=run * WIDTH < inputs)
+        values = tl.reshape(tl.clamp(runs / scales[:, None], -MAX, MAX), [BLOCK])
+    at = values_ptr + token * inputs + columns
+    tl.store(at, values.to(values_ptr.dtype.element_ty), mask=columns < inputs)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
 def _quantize_tokens_kernel(
     x_ptr,  # (T, K)
     values_ptr,  # (T, K) float8
-    scale_ptr,  # (T,) float32
-    width,
+    scale_ptr,  # (G, T) float32
+    inputs,
     x_stride,
+    num_tokens,
+    WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    MAX: tl.constexpr,
     PDL: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    inside = columns < width
     wait_for_producers(PDL)
     allow_consumers(PDL)
-    x = tl.load(x_ptr + token * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    peak = tl.max(tl.abs(x), axis=0)
-    scale = tl.where(peak > 0.0, peak / MAX, 1.0)
-    tl.store(scale_ptr + token, scale)
-    y = tl.clamp(x / scale, -MAX, MAX)
-    tl.store(values_ptr + token * width + columns, y.to(values_ptr.dtype.element_ty), mask=inside)
+    x = tl.load(x_ptr + token * x_stride + columns, mask=columns < inputs, other=0.0)
+    x = x.to(tl.float32)
+    store_quantized(x, 0, token, values_ptr, scale_ptr, inputs, num_tokens, WIDTH, BLOCK)

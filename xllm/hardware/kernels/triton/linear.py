@@ -16,8 +16,15 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.hardware.kernels.reference.linear import SCALED_DTYPES
-from xllm.hardware.kernels.triton.fp8 import FP8, fits_library, linear_fp8, quantize_tokens
+from xllm.hardware.kernels.triton.fp8 import (
+    FP8,
+    MAX_STREAMED_FP8_TOKENS,
+    linear_fp8,
+    quantize_tokens,
+    scale_width,
+)
 from xllm.hardware.kernels.triton.launch import (
     allow_consumers,
     arrival_counters,
@@ -28,7 +35,6 @@ from xllm.hardware.kernels.triton.launch import (
 )
 
 MAX_STREAMED_TOKENS = 16
-MAX_STREAMED_FP8_TOKENS = 64  # tokens are quantized from two on
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,21 +70,28 @@ def pack_linear(weight: Tensor, scale: Tensor | None = None) -> PackedLinear:
     return PackedLinear(weight.contiguous(), scale)
 
 
-def linear(x: Tensor, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor | QuantizedTokens, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
     """See ``ops.linear``."""
     weight = packed.weight
     tokens = x.shape[0]
-    is_fp8 = weight.dtype == FP8 and x.dtype != torch.float32
-    if 0 < tokens <= (MAX_STREAMED_FP8_TOKENS if is_fp8 else MAX_STREAMED_TOKENS):
-        tile = choose_tile(tokens, weight, num_multiprocessors(x.device))
-        if is_fp8 and tokens > 1:
-            values, x_scale = quantize_tokens(x)
-            return stream_linear(values, packed, bias, tile, x_scale, x.dtype)
+    if not isinstance(x, QuantizedTokens):
+        if not (width := scale_width(packed, tokens, x.dtype)):
+            return _linear(x, packed, bias)
+        x = quantize_tokens(x, width)
+    if tokens <= MAX_STREAMED_FP8_TOKENS:
+        tile = choose_tile(tokens, weight, num_multiprocessors(weight.device))
+        return stream_linear(x.values, packed, bias, tile, x.scale, x.dtype)
+    assert packed.scale is not None
+    return linear_fp8(x, weight, packed.scale, bias)
+
+
+def _linear(x: Tensor, packed: PackedLinear, bias: Tensor | None) -> Tensor:
+    """The product of activations that are not quantized."""
+    weight = packed.weight
+    if 0 < x.shape[0] <= MAX_STREAMED_TOKENS:
+        tile = choose_tile(x.shape[0], weight, num_multiprocessors(x.device))
         return stream_linear(x, packed, bias, tile)
     if packed.scale is not None:
-        if is_fp8 and fits_library(x, weight):
-            values, x_scale = quantize_tokens(x)
-            return linear_fp8(values, x_scale, weight, packed.scale, bias)
         weight = (weight.to(torch.float32) * packed.scale[:, None]).to(x.dtype)
     return functional.linear(x, weight, bias)
 
@@ -127,7 +140,8 @@ def stream_linear(
 ) -> Tensor:
     """``x`` (T, K) times the weight, for few tokens, with an explicit tile.
 
-    With ``x_scale`` (T,), ``x`` is in 8 bits like the weight, and the result in ``out_dtype``.
+    With ``x_scale``, one per token, ``x`` is in 8 bits like the weight, and the result in
+    ``out_dtype``.
     """
     weight = packed.weight
     tokens, inputs = x.shape

@@ -19,6 +19,11 @@ class SparseMLP(nn.Module):
         self.gate = Router(hidden_size, config, dtype=dtype)
         self.experts = Experts(hidden_size, config, activation, dtype=dtype)
 
+    @property
+    def reader(self) -> None:
+        """The block's input is read by the router and the experts."""
+        return None
+
     def forward(self, x: Tensor) -> Tensor:
         weights, experts = self.gate(x)
         out: Tensor = self.experts(x, weights, experts)

@@ -37,9 +37,9 @@ class Gemma3Layer(DecoderLayer):
     def forward(
         self, x: Tensor, residual: Tensor | None, positions: Tensor, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        x, residual = enter(self.input_layernorm, x, residual)
+        x, residual = enter(self.input_layernorm, x, residual, self.self_attn.qkv_proj)
         x = self.post_attention_layernorm(self.self_attn(x, positions, context))
-        x, residual = self.pre_feedforward_layernorm.add(x, residual)
+        x, residual = self.pre_feedforward_layernorm.add(x, residual, self.mlp.reader)
         return self.post_feedforward_layernorm(self.mlp(x)), residual
 
 

@@ -1,0 +1,102 @@
+"""Activations in 8 bits: the kernel that makes them quantizes them as a kernel apart would."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from xllm.hardware.kernels.quantized import QuantizedTokens
+from xllm.hardware.kernels.reference.fp8 import dequantize_tokens
+from xllm.hardware.kernels.reference.fp8 import quantize_tokens as reference_quantize
+from xllm.hardware.kernels.triton.activation import act_and_mul
+from xllm.hardware.kernels.triton.fp8 import quantize_tokens, scale_width
+from xllm.hardware.kernels.triton.linear import PackedLinear, linear, pack_linear
+from xllm.hardware.kernels.triton.norm import fused_add_rms_norm, rms_norm
+
+FP8 = torch.float8_e4m3fn
+TOKENS = [2, 5, 64]
+
+
+def packed(outputs: int, inputs: int, device: torch.device) -> PackedLinear:
+    weight = torch.randn(outputs, inputs, device=device).to(FP8)
+    return pack_linear(weight, torch.rand(outputs, device=device) / inputs)
+
+
+def assert_same(actual: object, expected: QuantizedTokens) -> None:
+    assert isinstance(actual, QuantizedTokens)
+    assert actual.dtype == expected.dtype
+    assert torch.equal(actual.values.view(torch.uint8), expected.values.view(torch.uint8))
+    assert torch.equal(actual.scale, expected.scale)
+
+
+def activations(tokens: int, width: int, device: torch.device) -> Tensor:
+    """Tokens of different sizes, one of them zero."""
+    sizes = torch.logspace(-3, 1, tokens, device=device)
+    sizes[tokens // 2] = 0.0
+    return (torch.randn(tokens, width, device=device) * sizes[:, None]).bfloat16()
+
+
+@pytest.mark.parametrize("width", [64, 300, 1024])
+@pytest.mark.parametrize("run", [128, 4096], ids=["columns", "tokens"])
+def test_quantized_tokens_equal_the_reference(width: int, run: int, device) -> None:
+    x = activations(7, width, device)
+    run = min(run, width)
+    actual, expected = quantize_tokens(x, run), reference_quantize(x, run)
+    torch.testing.assert_close(actual.scale, expected.scale, rtol=1e-6, atol=0)
+    near = torch.isclose(
+        dequantize_tokens(actual, run), dequantize_tokens(expected, run), rtol=0.13, atol=1e-6
+    )
+    # The interpreter's conversion loses a carry now and then.
+    assert near.float().mean() > (0.95 if device.type == "cpu" else 0.999)
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("hidden", [48, 576])
+def test_a_norm_quantizes_what_it_would_return(tokens: int, hidden: int, device) -> None:
+    into = packed(32, hidden, device)
+    x, weight = activations(tokens, hidden, device), torch.rand(hidden, device=device).bfloat16()
+    plain = rms_norm(x, weight, 1e-5, 1.0)
+    assert isinstance(plain, Tensor)
+    assert_same(rms_norm(x, weight, 1e-5, 1.0, into), quantize_tokens(plain, hidden))
+
+    residual = torch.randn(tokens, hidden, device=device).bfloat16()
+    plain, summed = fused_add_rms_norm(x, residual.clone(), weight, 1e-5)
+    assert isinstance(plain, Tensor)
+    actual, same = fused_add_rms_norm(x, residual, weight, 1e-5, 0.0, into)
+    assert_same(actual, quantize_tokens(plain, hidden))
+    assert same is residual and torch.equal(residual, summed)
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("half", [48, 1536])
+def test_an_activation_quantizes_what_it_would_return(tokens: int, half: int, device) -> None:
+    gate_up = activations(tokens, 2 * half, device)
+    plain = act_and_mul(gate_up, "silu")
+    assert isinstance(plain, Tensor)
+    assert_same(
+        act_and_mul(gate_up, "silu", packed(32, half, device)), quantize_tokens(plain, half)
+    )
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_a_product_is_the_same_of_either(tokens: int, device) -> None:
+    into = packed(32, 64, device)
+    x, weight = activations(tokens, 64, device), torch.ones(64, device=device).bfloat16()
+    apart = linear(rms_norm(x, weight, 1e-5), into)
+    assert torch.equal(linear(rms_norm(x, weight, 1e-5, into=into), into), apart)
+    assert apart.dtype == torch.bfloat16
+
+
+def test_only_products_in_8_bits_of_several_tokens_want_it(device) -> None:
+    into = packed(32, 64, device)
+    assert scale_width(into, 2, torch.bfloat16) == scale_width(into, 64, torch.float16) == 64
+    assert scale_width(into, 1, torch.bfloat16) == 0
+    assert scale_width(into, 2, torch.float32) == 0
+    assert scale_width(None, 2, torch.bfloat16) == 0
+    plain = pack_linear(torch.zeros(32, 64, device=device, dtype=torch.bfloat16))
+    assert scale_width(plain, 2, torch.bfloat16) == 0
+    if device.type != "cuda":  # no library for many tokens
+        assert scale_width(into, 65, torch.bfloat16) == 0
+    x = torch.randn(1, 64, device=device).bfloat16()
+    assert isinstance(rms_norm(x, torch.ones(64, device=device).bfloat16(), 1e-5, 0, into), Tensor)
