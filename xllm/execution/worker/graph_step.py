@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from xllm.core.messages.worker import StepPlan
-from xllm.execution.executor.runners.full_graph import DecodeOutput, DecodeRows, FullGraphRunner
+from xllm.execution.executor.runners.decode_memory import DecodeRows
+from xllm.execution.executor.runners.full_graph import DecodeOutput, FullGraphRunner
 from xllm.execution.sampling import Sampler
 from xllm.execution.sampling.sampler import Samples
 from xllm.execution.sampling.step import SamplingStep

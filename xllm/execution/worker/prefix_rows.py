@@ -6,7 +6,7 @@ import numpy as np
 
 from xllm.core.messages.worker import SharedPrefixes
 from xllm.core.utils.arrays import Int32Array
-from xllm.execution.executor.runners.full_graph import PrefixRows
+from xllm.execution.executor.runners.decode_memory import PrefixRows
 from xllm.hardware.kernels.shared_prefix import LINE_ROWS, PREFIX_UNIT
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from xllm.core.config import CacheConfig, ExecutionConfig, SchedulerConfig, XllmConfig
-from xllm.execution.executor.runners.full_graph import GraphApi
+from xllm.execution.executor.runners.graph_api import GraphApi
 from xllm.hardware.platforms import Platform, resolve
 from xllm.kv_cache.layout import (
     CacheDemand,

@@ -14,7 +14,8 @@ from xllm.core.grammar import GrammarCache
 from xllm.core.messages.worker import NewRows, StepPlan, WorkerStats
 from xllm.core.observability.logging import get_logger
 from xllm.execution.executor import Executor
-from xllm.execution.executor.runners.full_graph import DeviceTables, FullGraphRunner
+from xllm.execution.executor.runners.decode_memory import DeviceTables
+from xllm.execution.executor.runners.full_graph import FullGraphRunner
 from xllm.execution.executor.runners.mixed_graph import BatchLimits, MixedGraphRunner
 from xllm.execution.executor.warmup import WARMUP_STEP, warmup_plans
 from xllm.execution.sampling import RowRequest, Sampler

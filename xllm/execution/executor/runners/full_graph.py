@@ -11,73 +11,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from xllm.core.messages.worker import MAX_SHARED_PREFIXES
-from xllm.core.utils.arrays import Float32Array, Int32Array
+from xllm.execution.executor.runners.decode_memory import (
+    DecodeMemory,
+    DecodeRows,
+    DeviceTables,
+    Staging,
+    empty_step,
+    pack_step,
+)
+from xllm.execution.executor.runners.graph_api import Graph, GraphApi
 from xllm.hardware.kernels import ops
-from xllm.hardware.kernels.shared_prefix import LINE_ROWS, SharedPrefix
 from xllm.kv_cache.storage import CacheStorage
 from xllm.modeling.attention import AttentionBackend, AttentionMetadata, ForwardContext
 from xllm.modeling.models.decoder import CausalLM
 
-_COLUMNS = 5  # rows, seq_lens, inverse temperature (as bits), two random keys
-# Copies in flight: one step runs, one is queued; a slot is free again when its copy is over.
-_HOST_SLOTS = 4
 _FEWEST_SHARING = 16  # smallest bucket with a graph for rows that share a prefix
-
-
-class Graph(Protocol):
-    """Captured work; a replay overwrites the tensors of ``output``."""
-
-    output: Any
-
-    def replay(self) -> None: ...
-
-
-class GraphApi(Protocol):
-    """What a platform offers as ``graphs``.
-
-    ``on_demand``: a capture costs about one run and computes it too, so graphs are captured when
-    they are first needed and for the exact number of rows.
-    """
-
-    on_demand: bool
-
-    def capture(self, work: Callable[[], Any]) -> Graph: ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class DeviceTables:
-    """The persistent rows that a decode step reads and writes."""
-
-    token_ids: Tensor  # (R, W) int32
-    block_tables: Sequence[Tensor]  # (R, B) int32, one per cache group
-    block_sizes: Sequence[int]
-    prefix_group: int | None  # the group whose shared prefixes are told
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PrefixRows:
-    """``hardware.kernels.shared_prefix.SharedPrefix`` of a batch, on the host."""
-
-    lens: Int32Array  # (S,)
-    members: Int32Array  # (L, LINE_ROWS), L at most ``max_prefix_lines(S)``
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class DecodeRows:
-    """One decode step as the host knows it: S rows, each computing its last known token."""
-
-    rows: Int32Array  # (S,)
-    seq_lens: Int32Array  # (S,) tokens with the one computed now
-    inverse_temperature: Float32Array | None  # (S,) 0 is greedy; None when all are
-    keys: Int32Array | None  # (2, S) of ``sampling.rng``; None when all rows are greedy
-    prefix: PrefixRows | None = None  # only where the runner ``reads_prefixes``
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,11 +61,6 @@ def prefix_buckets(decode_buckets: Sequence[int]) -> list[int]:
     return sorted(powers | {largest})
 
 
-def max_prefix_lines(num_rows: int) -> int:
-    """Lines that ``PrefixRows`` of that many rows need at most."""
-    return -(-num_rows // LINE_ROWS) + MAX_SHARED_PREFIXES - 1
-
-
 class FullGraphRunner:
     """Replays decode steps. Holds the inputs and outputs that its graphs were captured with.
 
@@ -140,8 +87,8 @@ class FullGraphRunner:
         if backend.reads_shared_prefixes:
             self._prefix_buckets = prefix_buckets(self._buckets)
         self._graphs: dict[tuple[int, bool], Graph] = {}
-        self._memory = _Memory.allocate(tables, self._buckets[-1])
-        self._staging = _Staging(self._memory.packed)
+        self._memory = DecodeMemory.allocate(tables, self._buckets[-1])
+        self._staging = Staging(self._memory.packed)
         self.num_replays = 0
         self.num_padding_rows = 0
 
@@ -165,7 +112,7 @@ class FullGraphRunner:
         if self._api.on_demand:
             wanted = [(1, False)]
         for number, (size, shares) in enumerate(wanted):
-            self._staging.load(_packed(size, shares))
+            self._staging.load(empty_step(size, shares))
             work = functools.partial(self._decode, size, shares)
             if not self._api.on_demand:
                 work()  # outside capture: compiles kernels, sets libraries up
@@ -194,19 +141,7 @@ class FullGraphRunner:
         if not self._api.on_demand:
             sizes = self._prefix_buckets if shares else self._buckets
             size = next(s for s in sizes if s >= count)
-        packed = _packed(size, shares)
-        columns = packed[: _COLUMNS * size].reshape(_COLUMNS, size)
-        columns[0, :count] = step.rows
-        columns[1, :count] = step.seq_lens
-        if step.inverse_temperature is not None:
-            assert step.keys is not None
-            columns[2, :count] = step.inverse_temperature.view(np.int32)
-            columns[3:, :count] = step.keys
-        if step.prefix is not None:
-            tail = packed[_COLUMNS * size :]
-            tail[:count] = step.prefix.lens
-            tail[size : size + step.prefix.members.size] = step.prefix.members.ravel()
-        self._staging.load(packed)
+        self._staging.load(pack_step(step, size))
         graph = self._graphs.get((size, shares))
         if on_launch is not None:
             on_launch()
@@ -228,16 +163,10 @@ class FullGraphRunner:
     def _decode(self, size: int, shares: bool) -> DecodeOutput:
         """What a graph of ``size`` rows records, with shared prefixes or without."""
         memory = self._memory
-        rows, seq_lens, temperature, *_keys = packed = memory.packed[: _COLUMNS * size].view(
-            _COLUMNS, size
-        )
+        rows, seq_lens, temperature, *_keys = packed = memory.columns(size)
         input_ids, positions = memory.input_ids[:size], memory.positions[:size]
         write_index = memory.write_index[:size]
-        prefix = None
-        if shares:
-            end = (_COLUMNS + 1) * size
-            members = memory.packed[end : end + max_prefix_lines(size) * LINE_ROWS]
-            prefix = SharedPrefix(memory.packed[_COLUMNS * size : end], members.view(-1, LINE_ROWS))
+        prefix = memory.shared_prefix(size) if shares else None
         metadata = []
         for group, block_size in enumerate(self._tables.block_sizes):
             slots, blocks = memory.slots[group][:size], memory.blocks[group][:size]
@@ -280,74 +209,3 @@ class FullGraphRunner:
             write_index,
         )
         return DecodeOutput(tokens, best, logits, write_index)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Memory:
-    """The tensors at whose addresses the graphs read and write, sized for the largest bucket."""
-
-    packed: Tensor  # int32, as ``_packed``: what the host sends
-    input_ids: Tensor  # (S,) int32
-    positions: Tensor  # (S,) int64
-    write_index: Tensor  # (S,) int64
-    query_start_loc: Tensor  # (S + 1,) int32: 0, 1, 2, ...
-    slots: list[Tensor]  # (S,) int64 per group
-    blocks: list[Tensor]  # (S, B) int32 per group
-    tokens: Tensor  # (S,) int32
-    best_logits: Tensor  # (S,) float32
-
-    @classmethod
-    def allocate(cls, tables: DeviceTables, size: int) -> _Memory:
-        device = tables.token_ids.device
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        return cls(
-            packed=zeros(_packed(size, True).size),
-            input_ids=zeros(size),
-            positions=zeros(size, dtype=torch.int64),
-            write_index=zeros(size, dtype=torch.int64),
-            query_start_loc=torch.arange(size + 1, dtype=torch.int32, device=device),
-            slots=[zeros(size, dtype=torch.int64) for _ in tables.block_tables],
-            blocks=[zeros(size, table.shape[1]) for table in tables.block_tables],
-            tokens=zeros(size),
-            best_logits=zeros(size, dtype=torch.float32),
-        )
-
-
-def _packed(size: int, shares: bool) -> Int32Array:
-    """Room for a step of ``size`` rows: ``_COLUMNS`` columns, and with shared prefixes one more
-    of their lengths and the lines of their members. As it is, all of it is padding."""
-    lines = max_prefix_lines(size) * LINE_ROWS if shares else 0
-    packed = np.zeros((_COLUMNS + shares) * size + lines, np.int32)
-    packed[(_COLUMNS + shares) * size :] = -1
-    return packed
-
-
-class _Staging:
-    """Pinned host buffers in rotation, so that a queued copy is never overwritten."""
-
-    def __init__(self, target: Tensor) -> None:
-        self._target = target
-        self._on_device = target.device.type != "cpu"
-        self._slots = [
-            torch.empty(target.shape, dtype=target.dtype, pin_memory=self._on_device)
-            for _ in range(_HOST_SLOTS)
-        ]
-        self._copied: list[torch.Event | None] = [None] * _HOST_SLOTS
-        self._next = 0
-
-    def load(self, packed: Int32Array) -> None:
-        """Queue the copy of ``packed`` to the device."""
-        slot, self._next = self._next, (self._next + 1) % _HOST_SLOTS
-        event = self._copied[slot]
-        if event is not None:
-            event.synchronize()
-        host = self._slots[slot][: packed.size]
-        host.numpy()[:] = packed
-        self._target[: packed.size].copy_(host, non_blocking=True)
-        if self._on_device:
-            event = event or torch.Event(self._target.device)
-            event.record()
-            self._copied[slot] = event

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from xllm.execution.executor.inputs import BatchShape, ModelInputs
-from xllm.execution.executor.runners.full_graph import Graph, GraphApi
+from xllm.execution.executor.runners.graph_api import Graph, GraphApi
 from xllm.kv_cache.storage import CacheStorage
 from xllm.modeling.attention import AttentionBackend, AttentionMetadata, ForwardContext
 from xllm.modeling.models.decoder import CausalLM
