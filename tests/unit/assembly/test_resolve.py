@@ -16,7 +16,7 @@ from xllm.core.config import ExecutionConfig, SchedulerConfig, XllmConfig
     [
         (
             XllmConfig(execution=ExecutionConfig(attention_backend="nope")),
-            "--attention-backend must be one of auto, torch, triton, got 'nope'",
+            "--attention-backend must be one of auto, fa3, torch, triton, got 'nope'",
         ),
         (
             XllmConfig(scheduler=SchedulerConfig(scheduling="nope")),

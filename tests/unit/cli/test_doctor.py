@@ -53,6 +53,15 @@ def test_the_report_ends_with_what_to_do():
     assert doctor.report([doctor.Finding("a", "b")])[-1] == "nothing is missing"
 
 
+def test_a_better_attention_backend_is_named_with_what_it_lacks(monkeypatch):
+    gpu = machine.Device(
+        "cuda", "a GPU", 4 << 30, 2 << 30, None, "triton", ("fa3 attention: not installed",)
+    )
+    monkeypatch.setattr(machine, "devices", lambda: [gpu])
+    lines = [f.text for f in doctor.findings() if f.section == "devices"][1:]
+    assert lines == ["cuda: triton attention", "cuda: no fa3 attention: not installed"]
+
+
 def test_little_memory_is_a_warning(monkeypatch):
     small = machine.Device("cpu", "a processor", 4 << 30, 1 << 20)
     monkeypatch.setattr(machine, "devices", lambda: [small])

@@ -133,6 +133,10 @@ def _devices() -> Iterator[Finding]:
             yield Finding("devices", text, "warning", "end other programs, or choose a small model")
         else:
             yield Finding("devices", text)
+        if device.attention:
+            yield Finding("devices", f"{device.name}: {device.attention} attention")
+        for reason in device.passed_over:
+            yield Finding("devices", f"{device.name}: no {reason}", "note")
 
 
 def _compiler() -> Finding:

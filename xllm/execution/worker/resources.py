@@ -20,13 +20,11 @@ from xllm.kv_cache.layout import (
     max_concurrency,
     total_bytes,
 )
-from xllm.modeling.attention import AttentionBackend, GraphSupport
+from xllm.modeling.attention import AttentionBackend, GraphSupport, best_backend
 
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-# Attention backend of --attention-backend auto; "torch" runs on every platform through ops.
-_BEST_BACKEND = {"cuda": "triton"}
 # Prompt tokens that keep the device busy without delaying running streams for long.
 _STEP_TOKENS = {"cuda": 8192}
 _OTHER_STEP_TOKENS = 2048
@@ -49,7 +47,10 @@ def attention_backend(config: ExecutionConfig, platform: Platform) -> str:
     """Name of the attention backend to load."""
     if config.attention_backend != "auto":
         return config.attention_backend
-    return _BEST_BACKEND.get(platform.name, "torch")
+    name, reasons = best_backend(platform.name)
+    for better, reason in reasons.items():
+        logger.info("attention backend %s instead of %s: %s", name, better, reason)
+    return name
 
 
 def open_graphs(

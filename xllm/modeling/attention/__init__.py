@@ -11,13 +11,14 @@ from xllm.modeling.attention.base import (
     GraphSupport,
     cache_groups,
 )
-from xllm.modeling.attention.registry import load_backend
+from xllm.modeling.attention.registry import best_backend, load_backend
 
 __all__ = [
     "AttentionBackend",
     "AttentionMetadata",
     "ForwardContext",
     "GraphSupport",
+    "best_backend",
     "cache_groups",
     "load_backend",
 ]

@@ -35,6 +35,8 @@ class AttentionMetadata:
     max_query_len: int
     max_seq_len: int
     prefix: SharedPrefix | None = None  # for backends with ``reads_shared_prefixes``
+    # (S,) int32, query tokens of rows with more than one, else 0: by backends that plan it.
+    long_query_lens: Tensor | None = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -81,7 +83,11 @@ class AttentionBackend(Protocol):
         ...
 
     def plan(self, metadata: AttentionMetadata) -> None:
-        """Prepare one step of one group, outside any graph, before the first ``forward``."""
+        """Prepare one step of one group before the first ``forward``.
+
+        Outside any graph, except with ``GraphSupport.ALWAYS``: then it queues device work only,
+        and graphs of mixed batches capture it.
+        """
         ...
 
     def forward(self, q: Tensor, layer: Attention, context: ForwardContext) -> Tensor:

@@ -129,6 +129,8 @@ class MixedGraphRunner:
             )
             for slots, blocks in zip(memory.slots, memory.blocks, strict=True)
         )
+        for batch in metadata:
+            self._backend.plan(batch)
         context = ForwardContext(metadata, self._kv_caches, self._group_of_layer, self._backend)
         return MixedOutput(self._model(memory.input_ids[:size], memory.positions[:size], context))
 
