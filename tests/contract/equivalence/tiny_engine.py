@@ -79,6 +79,8 @@ def write_checkpoint(folder: Path, family: str) -> ModelFiles:
     generator = torch.Generator().manual_seed(len(family))
     tensors = {}
     for name, (target, _) in model_targets(model).items():
+        if target.optional:
+            continue
         noise = torch.randn(target.shape, generator=generator)
         if len(target.shape) == 2:
             tensors[name] = noise * 2 / math.sqrt(target.shape[1])

@@ -256,6 +256,34 @@ class TestFp8:
         assert torch.equal((quantized.float() * scale[:, None])[:2], weight[:2])
         assert quantized[2].tolist() == [448.0, 0.0]
 
+    @pytest.mark.parametrize("form", ["{1}", "{0}_proj.{1}"])
+    def test_cache_scales_of_the_checkpoint_are_used(self, reference, tmp_path, form):
+        """Keys and values that 8 bits cannot hold without them."""
+
+        def enlarge(tensors):
+            for name, tensor in tensors.items():
+                for part, factor in (("q", 1e-4), ("k", 1e4), ("v", 1e4), ("o", 1e-4)):
+                    if f".{part}_proj." in name:
+                        tensor.mul_(factor)
+
+        def add_scales(tensors):
+            for layer in range(_SHAPE["num_hidden_layers"]):
+                for part in "kv":
+                    name = form.format(part, f"{part}_scale")
+                    name = f"model.layers.{layer}.self_attn.{name}"
+                    tensors[name] = torch.tensor([100.0])
+
+        def error(**options):
+            logits = PagedRun(load_tiny(tmp_path), **options).feed(TOKENS, [7, 1])
+            return (logits - expected).abs().mean() / expected.std()
+
+        expected = reference_logits(reference, TOKENS)
+        edit_weights(tmp_path, enlarge)
+        assert error(cache_dtype=torch.float8_e4m3fn) > 0.3
+        edit_weights(tmp_path, add_scales)
+        assert 0.001 < error(cache_dtype=torch.float8_e4m3fn) < 0.1
+        assert error() < 0.001  # a cache of the model's own type needs none
+
     def test_a_cache_of_8_bit_floats_stays_near_float32(self, reference, tmp_path):
         run = PagedRun(load_tiny(tmp_path), cache_dtype=torch.float8_e4m3fn)
         logits, expected = run.feed(TOKENS, [7, 1]), reference_logits(reference, TOKENS)
@@ -289,7 +317,8 @@ class TestDummy:
 
         model = load_model(self.files(tmp_path), dtype=torch.float32)
         targets = {name: target for name, (target, _) in model_targets(model).items()}
-        tensors = dict(DummyCheckpoint(targets, seed=0).tensors(targets))
+        checkpoint = DummyCheckpoint(targets, seed=0)
+        tensors = dict(checkpoint.tensors(checkpoint.shapes()))
         first, second = (tensors[f"model.layers.{i}.mlp.up_proj.weight"] for i in (0, 1))
         assert not torch.equal(first, second)
         assert torch.equal(tensors["model.norm.weight"], torch.ones(48))

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
 from xllm.core.config import CacheConfig, ExecutionConfig, SchedulerConfig, XllmConfig
 from xllm.execution.executor.runners.graph_api import GraphApi
@@ -21,6 +22,7 @@ from xllm.kv_cache.layout import (
     total_bytes,
 )
 from xllm.modeling.attention import AttentionBackend, GraphSupport, best_backend
+from xllm.modeling.layers.attention import Attention
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +105,19 @@ def with_step_tokens(config: XllmConfig, platform: Platform) -> XllmConfig:
 def cache_dtype(config: CacheConfig, model_dtype: torch.dtype) -> torch.dtype:
     """The type of cached keys and values."""
     return model_dtype if config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
+
+
+def check_cache_scales(model: nn.Module, dtype: torch.dtype) -> None:
+    """Warn once of layers whose keys and values go into 8 bits at a scale that nobody chose."""
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    missing = sum(not layer.has_cache_scales for layer in layers)
+    if dtype == torch.float8_e4m3fn and missing:
+        logger.warning(
+            "the checkpoint has no k_scale and v_scale in %d of %d layers: their 8-bit KV cache "
+            "uses a scale of 1.0",
+            missing,
+            len(layers),
+        )
 
 
 def cache_demand(config: SchedulerConfig, max_model_len: int) -> CacheDemand:

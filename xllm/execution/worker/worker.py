@@ -189,6 +189,7 @@ class Worker:
         self._progress("allocate KV cache", 0.0)
         max_rows = self._config.scheduler.max_num_seqs
         dtype = resources.cache_dtype(self._config.cache, model.dtype)
+        resources.check_cache_scales(model, dtype)
         storage = CacheStorage.allocate(groups, backend, dtype, self._device)
         graphs = resources.open_graphs(self._config.execution, platform, backend)
         rows = Rows(max_rows, model.config.max_len, groups, self._device)

@@ -23,7 +23,7 @@ _SCHEMAS = {
     "qk_norm_rope_kv_write": (
         "(Tensor qkv, Tensor positions, Tensor cos_sin, Tensor(a!) k_cache, Tensor(b!) v_cache,"
         " Tensor slot_mapping, int num_q_heads, int num_kv_heads, int head_dim, Tensor? q_weight,"
-        " Tensor? k_weight, float eps, float offset) -> Tensor"
+        " Tensor? k_weight, float eps, float offset, float k_scale, float v_scale) -> Tensor"
     ),
     "paged_attention": (
         "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor query_start_loc, Tensor seq_lens,"
@@ -73,8 +73,11 @@ def _act_and_mul(gate_up: Tensor, activation: str, into: Any = None) -> Tensor:
     return torch.ops.xllm.act_and_mul(gate_up, activation)
 
 
-def _qk_norm_rope_kv_write(*args: Any, offset: float = 0.0) -> Tensor:
-    return torch.ops.xllm.qk_norm_rope_kv_write(*args, *([offset] if len(args) == 12 else []))
+def _qk_norm_rope_kv_write(
+    *args: Any, offset: float = 0.0, k_scale: float = 1.0, v_scale: float = 1.0
+) -> Tensor:
+    rest = (offset, k_scale, v_scale)[len(args) - 12 :]
+    return torch.ops.xllm.qk_norm_rope_kv_write(*args, *rest)
 
 
 def _paged_attention(

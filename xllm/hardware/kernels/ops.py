@@ -89,6 +89,8 @@ def qk_norm_rope_kv_write(
     k_weight: Tensor | None,
     eps: float,
     offset: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """Norm and rotate queries and keys; write keys and values into the paged cache.
 
@@ -102,9 +104,12 @@ def qk_norm_rope_kv_write(
         slot_mapping: (T,) int64, ``block * block_size + place``; negative: do not write.
         q_weight, k_weight: (D,) weights of a per-head RMS norm before the rotation, or None.
         eps, offset: of those norms.
+        k_scale, v_scale: what is written is divided by them, which brings values into the range of
+            an 8-bit cache. Queries are multiplied by ``k_scale``, so that scores come out the same;
+            attention over such values must be multiplied by ``v_scale``.
 
     Returns:
-        q (T, Hq, D).
+        q (T, Hq, D), times ``k_scale``.
     """
     return reference.qk_norm_rope_kv_write(
         qkv,
@@ -120,6 +125,8 @@ def qk_norm_rope_kv_write(
         k_weight,
         eps,
         offset,
+        k_scale,
+        v_scale,
     )
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Iterator
+
+import torch
 from torch import Tensor, nn
 
 from xllm.hardware.kernels import ops
@@ -9,6 +14,9 @@ from xllm.kv_cache.layout import CacheSpec
 from xllm.modeling.attention.base import ForwardContext
 from xllm.modeling.layers.norm import RMSNorm
 from xllm.modeling.layers.rotary import RotaryTable
+from xllm.modeling.layers.target import Target
+
+_CACHE_SCALES = ("k_scale", "v_scale")
 
 
 class Attention(nn.Module):
@@ -46,6 +54,18 @@ class Attention(nn.Module):
         self.softcap = softcap
         self._rotary = (rotary,)  # in tuples: shared or owned elsewhere, no submodules of ours
         self._norms = (q_norm, k_norm)
+        # What an 8-bit cache's keys and values are divided by. Checkpoints may bring them.
+        self.cache_scales = dict.fromkeys(_CACHE_SCALES, 1.0)
+        self.has_cache_scales = False
+
+    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
+        parent = prefix.rpartition(".")[0]
+        for name in _CACHE_SCALES:
+            load = functools.partial(self._load_cache_scale, name)
+            yield f"{parent}.{name}", Target((), load, optional=True)
+
+    def after_load(self) -> None:
+        pass
 
     def cache_spec(self, block_size: int, dtype_bytes: int) -> CacheSpec:
         """What this layer's cache holds, in blocks of ``block_size`` tokens."""
@@ -62,6 +82,9 @@ class Attention(nn.Module):
         """qkv (T, (Hq + 2 Hk) * D), positions (T,) -> (T, Hq * D); writes the KV cache."""
         metadata = context.metadata[context.group_of_layer[self.layer_id]]
         k_cache, v_cache = context.kv_caches[self.layer_id]
+        k_scale, v_scale = 1.0, 1.0
+        if k_cache.dtype == torch.float8_e4m3fn:
+            k_scale, v_scale = self.cache_scales.values()
         q_norm, k_norm = self._norms
         q = ops.qk_norm_rope_kv_write(
             qkv,
@@ -77,5 +100,15 @@ class Attention(nn.Module):
             k_norm.weight if k_norm is not None else None,
             q_norm.eps if q_norm is not None else 0.0,
             q_norm.offset if q_norm is not None else 0.0,
+            k_scale,
+            v_scale,
         )
-        return context.backend.forward(q, self, context)
+        out = context.backend.forward(q, self, context)
+        return out if v_scale == 1.0 else out.mul_(v_scale)
+
+    def _load_cache_scale(self, name: str, value: Tensor) -> None:
+        scale = float(value)
+        if not (math.isfinite(scale) and scale > 0.0):
+            raise ValueError(f"{name} of layer {self.layer_id} must be above 0, got {scale:g}")
+        self.cache_scales[name] = scale
+        self.has_cache_scales = True

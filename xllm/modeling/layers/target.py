@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Literal, Protocol, runtime_checkable
 
@@ -16,18 +17,21 @@ class Target:
     ``load`` receives a tensor of ``shape`` in any float dtype, on any device, and keeps no
     reference to it. With ``extra_rows``, a checkpoint may bring more rows (vocabulary padded for
     alignment); those beyond ``shape[0]`` are dropped. ``dummy`` says how to fill the slot without
-    a checkpoint.
+    a checkpoint. An ``optional`` slot keeps its default where a checkpoint has nothing for it.
     """
 
     shape: tuple[int, ...]
     load: Callable[[Tensor], None]
     dummy: Literal["normal", "zeros", "ones"] = "normal"
     extra_rows: bool = False
+    optional: bool = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether a checkpoint tensor of ``shape`` may be loaded here."""
         if self.extra_rows and len(shape) == len(self.shape):
             return shape[0] >= self.shape[0] and shape[1:] == self.shape[1:]
+        if not self.shape:  # one number, which some formats store as a vector
+            return math.prod(shape) == 1
         return shape == self.shape
 
 

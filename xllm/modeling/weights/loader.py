@@ -22,8 +22,13 @@ from xllm.modeling.weights.dummy import DummyCheckpoint
 
 logger = logging.getLogger(__name__)
 
+# Tables that are computed here, and the scale of queries, which stay in the model's dtype.
+_LEFT_OVER = ("rotary_emb.inv_freq", ".q_scale")
+
 AnyModel = CausalLM | PoolingModel
 
+# Scales of an 8-bit KV cache are stored beside the attention's projections or inside them.
+_CACHE_SCALES = {".k_proj.k_scale": ".k_scale", ".v_proj.v_scale": ".v_scale"}
 _LISTED = 5  # names that an error message spells out
 
 
@@ -123,7 +128,8 @@ def load_weights(model: AnyModel, checkpoint: Checkpoint, progress: Progress | N
     targets = model_targets(model)
     stored_names = _match(model, targets, checkpoint)
     waiting: dict[int, int] = {}
-    for _, layer in targets.values():
+    for name in stored_names.values():
+        layer = targets[name][1]
         waiting[id(layer)] = waiting.get(id(layer), 0) + 1
     total = sum(checkpoint.num_bytes(name) for name in stored_names)
     done = 0
@@ -161,7 +167,8 @@ def _match(
                 f"{list(target.shape)}"
             )
         matched[stored_name] = name
-    missing = targets.keys() - matched.values()
+    required = {name for name, (target, _) in targets.items() if not target.optional}
+    missing = required - set(matched.values())
     if missing:
         hint = ""
         if "lm_head.weight" in missing:
@@ -178,6 +185,7 @@ def _match(
 
 
 def _renamed(name: str, renames: dict[str, str]) -> str:
+    renames = renames | _CACHE_SCALES
     for part, replacement in renames.items():
         if part.startswith("."):
             name = name.replace(part, replacement)
@@ -187,7 +195,7 @@ def _renamed(name: str, renames: dict[str, str]) -> str:
 
 
 def _expected_leftover(name: str, model: AnyModel) -> bool:
-    return name.endswith("rotary_emb.inv_freq") or name.startswith(model.ignored)
+    return name.endswith(_LEFT_OVER) or name.startswith(model.ignored)
 
 
 def _listed(names: Iterable[str]) -> str:

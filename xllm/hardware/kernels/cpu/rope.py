@@ -28,10 +28,13 @@ def qk_norm_rope_kv_write(
     k_weight: Tensor | None,
     eps: float,
     offset: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """See ``ops.qk_norm_rope_kv_write``."""
     dtype = DTYPES.get(qkv.dtype)
-    if dtype is None or k_cache.dtype != qkv.dtype:
+    scaled = (k_scale, v_scale) != (1.0, 1.0)
+    if dtype is None or k_cache.dtype != qkv.dtype or scaled:
         return reference.qk_norm_rope_kv_write(
             qkv,
             positions,
@@ -46,6 +49,8 @@ def qk_norm_rope_kv_write(
             k_weight,
             eps,
             offset,
+            k_scale,
+            v_scale,
         )
     tokens = qkv.shape[0]
     q = qkv.new_empty((tokens, num_q_heads, head_dim))

@@ -22,6 +22,8 @@ def qk_norm_rope_kv_write(
     k_weight: Tensor | None,
     eps: float,
     offset: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """See ``ops.qk_norm_rope_kv_write``."""
     heads = qkv.unflatten(-1, (num_q_heads + 2 * num_kv_heads, head_dim))
@@ -35,9 +37,9 @@ def qk_norm_rope_kv_write(
     slots = slot_mapping[written]
     block_size = k_cache.shape[1]
     blocks, places = slots // block_size, slots % block_size
-    _write(k_cache, blocks, places, _rotate(k, rows)[written])
-    _write(v_cache, blocks, places, v[written])
-    return _rotate(q, rows)
+    _write(k_cache, blocks, places, _rotate(k, rows, 1 / k_scale)[written])
+    _write(v_cache, blocks, places, v[written] / v_scale)
+    return _rotate(q, rows, k_scale)
 
 
 def _write(cache: Tensor, blocks: Tensor, places: Tensor, tokens: Tensor) -> None:
@@ -48,10 +50,11 @@ def _write(cache: Tensor, blocks: Tensor, places: Tensor, tokens: Tensor) -> Non
     cache[blocks, places] = tokens.to(cache.dtype)
 
 
-def _rotate(x: Tensor, cos_sin_rows: Tensor) -> Tensor:
-    """Rotate the first ``rot`` dims of ``x`` (T, heads, D) as pairs ``(i, i + rot / 2)``."""
+def _rotate(x: Tensor, cos_sin_rows: Tensor, factor: float) -> Tensor:
+    """Rotate the first ``rot`` dims of ``x`` (T, heads, D) as pairs ``(i, i + rot / 2)``; times
+    ``factor``."""
     rotary = cos_sin_rows.shape[1]
     cos, sin = cos_sin_rows[:, None].chunk(2, dim=-1)
     first, second = x[..., :rotary].float().chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return torch.cat((turned.to(x.dtype), x[..., rotary:]), dim=-1)
+    return (torch.cat((turned, x[..., rotary:].float()), dim=-1) * factor).to(x.dtype)

@@ -28,6 +28,8 @@ def qk_norm_rope_kv_write(
     k_weight: Tensor | None,
     eps: float,
     offset: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """See ``ops.qk_norm_rope_kv_write``. Caches are (blocks, block_size, Hk, D), any strides."""
     tokens = qkv.shape[0]
@@ -57,6 +59,8 @@ def qk_norm_rope_kv_write(
         v_cache.stride(2),
         eps,
         offset,
+        k_scale,
+        v_scale,
         HQ=num_q_heads,
         HK=num_kv_heads,
         D=head_dim,
@@ -87,13 +91,14 @@ def _rotate_heads(
     inside_heads,
     eps,
     offset,
+    factor,
     D: tl.constexpr,
     HALF: tl.constexpr,
     REST: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ):
-    """Normalise and rotate ``heads`` of one token and store them."""
+    """Normalise and rotate ``heads`` of one token and store them, times ``factor``."""
     half = tl.arange(0, HALF_BLOCK)
     inside_half = half < HALF
     mask = inside_heads[:, None] & inside_half[None, :]
@@ -118,15 +123,15 @@ def _rotate_heads(
         if REST > 0:
             w3 = tl.load(weight_ptr + 2 * HALF + rest, mask=rest < REST, other=0.0).to(tl.float32)
             tail = tail * scale * (w3 + offset)[None, :]
-    cos = tl.load(cos_sin_row + half, mask=inside_half, other=0.0)[None, :]
-    sin = tl.load(cos_sin_row + HALF + half, mask=inside_half, other=0.0)[None, :]
+    cos = tl.load(cos_sin_row + half, mask=inside_half, other=0.0)[None, :] * factor
+    sin = tl.load(cos_sin_row + HALF + half, mask=inside_half, other=0.0)[None, :] * factor
     dtype = destination.dtype.element_ty
     to = heads[:, None] * destination_stride + half[None, :]
     tl.store(destination + to, (first * cos - second * sin).to(dtype), mask=mask)
     tl.store(destination + to + HALF, (second * cos + first * sin).to(dtype), mask=mask)
     if REST > 0:
         rest_to = heads[:, None] * destination_stride + 2 * HALF + rest[None, :]
-        tl.store(destination + rest_to, tail.to(dtype), mask=rest_mask)
+        tl.store(destination + rest_to, (tail * factor).to(dtype), mask=rest_mask)
 
 
 @triton.jit
@@ -149,6 +154,8 @@ def _kernel(
     v_stride_head,
     eps,
     offset,
+    k_scale,
+    v_scale,
     HQ: tl.constexpr,
     HK: tl.constexpr,
     D: tl.constexpr,
@@ -182,6 +189,7 @@ def _kernel(
             heads < HQ,
             eps,
             offset,
+            k_scale,
             D,
             HALF,
             REST,
@@ -206,6 +214,7 @@ def _kernel(
                 inside_kv,
                 eps,
                 offset,
+                1.0 / k_scale,
                 D,
                 HALF,
                 REST,
@@ -216,7 +225,7 @@ def _kernel(
             columns = tl.arange(0, D_BLOCK)
             mask = inside_kv[:, None] & (columns < D)[None, :]
             at = (HQ + HK) * D + kv_heads[:, None] * D + columns[None, :]
-            value = tl.load(source + at, mask=mask, other=0.0)
+            value = tl.load(source + at, mask=mask, other=0.0).to(tl.float32) * (1.0 / v_scale)
             to = v_cache_ptr + block * v_stride_block + within * v_stride_token
             to += kv_heads[:, None] * v_stride_head + columns[None, :]
             tl.store(to, value.to(v_cache_ptr.dtype.element_ty), mask=mask)
