@@ -23,7 +23,12 @@ TOOLS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A text and its reading. ``calls`` are names with decoded arguments, or text if broken off."""
+    """A text and its reading.
+
+    ``calls`` are names with decoded arguments, or text if broken off. ``alone`` are parts of the
+    text that come as one piece, between whatever is around them. ``beside`` names the format of
+    the other kind (thoughts for calls, calls for thoughts) that is read from the same text.
+    """
 
     text: str
     content: str = ""
@@ -31,6 +36,9 @@ class Sample:
     reasoning: str = ""
     thinking: bool | None = None
     complete: bool = True
+    alone: tuple[str, ...] = ()
+    ids: tuple[str, ...] | None = None
+    beside: str = ""
 
 
 def same(text: str) -> Sample:
@@ -42,20 +50,35 @@ TYPED = ("find", {"code": "007", "n": 7, "flag": True})
 NESTED = ("f", {"x": {"y": [1, {"z": 2}]}})
 ADD = ("f", {"a": 1})
 PING = ("ping", {})
+FIND7 = ("find", {"n": 7})
 BIG = "é\\n{[" * 40
+HUGE = "x{]\\u00e9 " * 2000  # 20 kB
 
 HERMES = [
     Sample(
         '<tool_call>\n{"name":"look","arguments":{"id":42}}\n</tool_call>',
         "",
         (("look", {"id": 42}),),
+        alone=("}}\n</tool_call>",),
     ),
     Sample(
         'Sure. <tool_call>{"name": "f", "arguments": {"cmd": "mkdir -p t/{a1,b2"}}</tool_call>\n'
         '<tool_call>\n{"name": "f", "arguments": {"nums":[{"v":1},{"v":2}]}}\n</tool_call>',
         "Sure. ",
         (("f", {"cmd": "mkdir -p t/{a1,b2"}), ("f", {"nums": [{"v": 1}, {"v": 2}]})),
+        alone=('[{"', "},{", "}]}}\n</tool_call>", "/{"),
     ),
+    Sample(
+        '<tool_call>\n{"name":"f","arguments":{"a":1}}\n{"name":"ping","arguments":{}}\n</tool_call>',
+        "",
+        (ADD, PING),
+    ),
+    Sample(
+        '<tool_call>{"name":"f","arguments":{"t":"a\\"}{b</tool_call>"}}} </tool_call>.',
+        ".",
+        (("f", {"t": 'a"}{b</tool_call>'}),),
+    ),
+    Sample('<tool_call>{"name":"f","arguments":{"a":1}}}} or so', "}} or so", (ADD,)),
     Sample('<tool_call>{"name":"ping"}</tool_call>', "", (PING,)),
     Sample('<tool_call>{"name":"ping","arguments":null}</tool_call>', "", (PING,)),
     Sample('<tool_call>{"arguments":{"a":1},"name":"f"}</tool_call>', "", (ADD,)),
@@ -96,6 +119,13 @@ CODER = [
         (("find", {"code": "if a < b:\n    </p>\n"}),),
     ),
     Sample("<tool_call><function=ping></function></tool_call>", "", (PING,)),
+    Sample("Go.\n<function=find>\n<parameter=n>\n7\n</parameter>\n</function>", "Go.\n", (FIND7,)),
+    Sample(
+        "<tool_call><function=ping></function>\n<function=find>\n<parameter=n>\n7\n</parameter>\n"
+        "</function>\n</tool_call>\nThen <tool_call>\n<function=find>\n<parameter=n>\n7\n",
+        "\nThen <tool_call>\n<function=find>\n<parameter=n>\n7\n",
+        (PING, FIND7),
+    ),
     same("<tool_call>\n<function=find>\n<parameter=n>\n7\n"),
     same("<tool_call> <function find> </tool_call>"),
 ]
@@ -107,6 +137,13 @@ LLAMA = [
     ),
     Sample('{"name":"f","parameters":{"a":1}}; {"name":"ping","arguments":{}}', "", (ADD, PING)),
     Sample('{"name": "f", "parameters": {"a": 1}}', "", (ADD,)),
+    Sample('{"name":"f","parameters":{"a":1}}\n{"name":"ping","parameters":{}}', "", (ADD, PING)),
+    Sample(
+        '<|python_tag|>{"name":"f","parameters":{"a":1}};<|python_tag|>{"name":"ping","parameters":{}}',
+        "",
+        (ADD, PING),
+    ),
+    Sample('{"name":"f","parameters":{"a":1}} {"name":"Bob"}', ' {"name":"Bob"}', (ADD,)),
     same('{"name": "Bob", "age": 3}'),
     same('{"name": "f"}'),
     same("[1, 2, 3] are numbers"),
@@ -123,6 +160,12 @@ PYTHONIC = [
         "",
         (("f", {"a": -1.5, "b": None, "c": True, "d": "it's é\n", "e": [1], "g": {}}),),
     ),
+    Sample(
+        "[find(n=0x10, x=1_000, code='a'\n  \"b\" '''c''')]",
+        "",
+        (("find", {"n": 16, "x": 1000, "code": "abc"}),),
+    ),
+    same('[find(q=[\'a, b\', "c)]"], o={"k": [1, 2]}), ping()'),
     same("[f(a=1), ping()"),
     same("[f(a=1"),
     same("[see(x)] for more"),
@@ -139,8 +182,9 @@ MISTRAL = [
         '[TOOL_CALLS]get[ARGS]{"c":"Oslo"}[TOOL_CALLS]get[ARGS]{"c":"Bonn"}',
         "",
         (("get", {"c": "Oslo"}), ("get", {"c": "Bonn"})),
+        alone=("[ARGS]",),
     ),
-    Sample('Hm. [TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"a":1}', "Hm. ", (ADD,)),
+    Sample('Hm. [TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"a":1}', "Hm. ", (ADD,), ids=("a1b2c3d4e",)),
     Sample('[TOOL_CALLS]f{"a":1}', "", (ADD,)),
     same("Write [TOOL_CALLS] before a call, [ARGS] after."),
 ]
@@ -152,6 +196,12 @@ DEEPSEEK = [
         f"{DS_BEGIN}function{DS_SEP}ping\n```json\n{{}}\n```{DS_END}{DS_CLOSE}",
         "",
         (("w", {"city": "Lima"}), PING),
+    ),
+    Sample(
+        f'{DS_OPEN}{DS_BEGIN}function{DS_SEP}w\n```json\n{{"q":"```"}}```{DS_END}'
+        f"{DS_BEGIN}function{DS_SEP}ping\n```json\n\n```{DS_END}{DS_CLOSE}.",
+        ".",
+        (("w", {"q": "```"}), PING),
     ),
     same(f"The marks {DS_OPEN} and {DS_BEGIN} and {DS_END} are special."),
     same(f"{DS_OPEN}{DS_BEGIN}function{DS_SEP}w\n```"),
@@ -206,6 +256,18 @@ KIMI = [
         + "<|tool_calls_section_end|>",
         "Hi",
         (("get_w", {"a": 1}), ("get_w", {})),
+        alone=("<|tool_call_end|><|tool_call_begin|>", "functions.get_w:0\n"),
+        ids=("functions.get_w:0", "functions.get_w:1"),
+    ),
+    Sample(
+        "<think>Hm<|tool_call_section_begin|>"
+        + KIMI_CALL.format(nl="\n", args='{"a": 1}')
+        + "<|tool_call_section_end|>ok",
+        "ok",
+        (("get_w", {"a": 1}),),
+        "Hm",
+        ids=("functions.get_w:0",),
+        beside="kimi_k2",
     ),
     Sample(
         "<|tool_call_section_begin|>"
@@ -213,6 +275,16 @@ KIMI = [
         + "<|tool_call_section_end|>",
         "",
         (("get_w", {"a": BIG.replace("\\n", "\n")}),),
+    ),
+    Sample(
+        "<|tool_calls_section_begin|>"
+        + KIMI_CALL.format(nl="\n", args='{"a": "' + HUGE + '"}')
+        + KIMI_CALL.format(nl="", args="{}").replace("get_w:0", "ns.get-w:11")
+        + "<|tool_calls_section_end|>",
+        "",
+        (("get_w", {"a": HUGE.replace("\\u00e9", "é")}), ("ns.get-w", {})),
+        ids=("functions.get_w:0", "functions.ns.get-w:11"),
+        alone=("<|tool_call_end|><|tool_call_begin|>",),
     ),
     same("Kimi writes <|tool_calls_section_begin|> first, <|tool_call_end|> last."),
 ]
@@ -280,6 +352,17 @@ HARMONY = [
         "2+2",
     ),
     Sample("<|channel|>junk words<|message|>hello<|return|>", "hello"),
+    # The prompt has written the start of the first header.
+    Sample(' to=functions.f<|channel|>commentary json<|message|>{"a":1}<|call|>', "", (ADD,)),
+    Sample(
+        '<|channel|>commentary one two to=functions.f three json<|message|>{"a":1}<|end|>'
+        "<|start|>assistant<|channel|>comm",
+        "",
+        (ADD,),
+    ),
+    Sample('<|channel|>commentary to=f<|message|>{"a":1}<|call|>', "", (ADD,)),
+    Sample("<|channel|>commentary to=who<|message|>hello<|end|>", "hello"),
+    same("to=functions.f is how a message says so"),
     Sample("<|channel|>commentary to=functions.ping <|message|><|call|>", "", (PING,)),
     Sample(
         "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b",

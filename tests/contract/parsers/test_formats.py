@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import time
 from collections.abc import Iterator, Sequence
 
@@ -19,16 +20,17 @@ from xllm.frontend.parsers.sink import Sink
 # Texts up to this long are cut at every pair of places, and all at this many random sets.
 _ALL_PAIRS_CHARS = 36
 _ALL_PAIRS_CHARS_SLOW = 110
-_NUM_RANDOM = 30
+_NUM_RANDOM = 50
+# Longer ones are cut at some places only.
+_ALL_PLACES_CHARS = 1000
 
 
 def parser(kind: str, name: str, sample: Sample) -> TextParser:
     sink = Sink(lambda index: f"call_{index}")
-    if kind == "tools" and name != "gpt_oss":
-        form = TOOL_FORMATS.load(name).FORMAT
-        return TextParser(sink, TOOLS, tool_format=form)
-    tools = TOOL_FORMATS.load(name).FORMAT if kind == "tools" else None
-    reasoning = REASONING_FORMATS.load(name).FORMAT
+    beside = "gpt_oss" if name == "gpt_oss" and kind == "tools" else sample.beside
+    tools_name, reasoning_name = (name, beside) if kind == "tools" else (beside, name)
+    tools = TOOL_FORMATS.load(tools_name).FORMAT if tools_name else None
+    reasoning = REASONING_FORMATS.load(reasoning_name).FORMAT if reasoning_name else None
     return TextParser(
         sink, TOOLS, tool_format=tools, reasoning_format=reasoning, thinking=sample.thinking
     )
@@ -43,14 +45,29 @@ def read(kind: str, name: str, sample: Sample, pieces: Sequence[str]) -> tuple[P
     return whole, reader.called
 
 
-def cuts(text: str, all_pairs_chars: int = _ALL_PAIRS_CHARS) -> Iterator[list[str]]:
-    """The text in two pieces at every place, in three at every pair, in ones, in random ones."""
+def cuts(sample: Sample, all_pairs_chars: int = _ALL_PAIRS_CHARS) -> Iterator[list[str]]:
+    """The text in two pieces at every place, in three at every pair, in ones, in random ones.
+
+    Parts that come alone stay whole in as many random ways more.
+    """
+    text = sample.text
     places = range(1, len(text))
-    sets: Iterator[Sequence[int]] = ((place,) for place in places)
+    rng = random.Random(len(text))
+    few = len(text) <= _ALL_PLACES_CHARS
+    sets: Iterator[Sequence[int]] = (
+        (place,) for place in (places if few else sorted(rng.sample(places, 20)))
+    )
     if len(text) <= all_pairs_chars:
         sets = itertools.chain(sets, itertools.combinations(places, 2))
-    rng = random.Random(len(text))
-    some = (sorted(rng.sample(places, rng.randint(0, len(places)))) for _ in range(_NUM_RANDOM))
+    some = [sorted(rng.sample(places, rng.randint(0, len(places)))) for _ in range(_NUM_RANDOM)]
+    whole = [
+        (m.start(), m.end()) for part in sample.alone for m in re.finditer(re.escape(part), text)
+    ]
+    assert sample.alone == () or whole, sample
+    for start, end in whole:
+        around = [*range(1, start + 1), *range(end, len(text))]
+        some += [[start, end] if end < len(text) else [start], around]
+        some += [sorted({start, end, *rng.sample(around, 5)} - {0, len(text)}) for _ in range(10)]
     for chosen in itertools.chain(sets, [places], some):
         ends = [0, *chosen, len(text)]
         yield [text[a:b] for a, b in itertools.pairwise(ends)]
@@ -77,13 +94,15 @@ def test_a_text_means_what_it_says(kind, name, sample):
         else:
             assert json.loads(call.arguments) == arguments
     assert called == (bool(sample.calls) and sample.complete)
+    assert [call.index for call in parsed.tool_calls] == [*range(len(sample.calls))]
     assert len({call.id for call in parsed.tool_calls}) == len(sample.calls)
+    assert sample.ids is None or sample.ids == tuple(call.id for call in parsed.tool_calls)
 
 
 @pytest.mark.parametrize(("kind", "name", "sample"), SAMPLES, ids=IDS)
 def test_a_text_means_the_same_however_it_is_cut(kind, name, sample):
     whole = read(kind, name, sample, [sample.text])
-    for pieces in cuts(sample.text):
+    for pieces in cuts(sample):
         assert read(kind, name, sample, pieces) == whole, pieces
 
 
@@ -91,7 +110,7 @@ def test_a_text_means_the_same_however_it_is_cut(kind, name, sample):
 @pytest.mark.parametrize(("kind", "name", "sample"), SAMPLES, ids=IDS)
 def test_a_text_means_the_same_cut_at_every_pair_of_places(kind, name, sample):
     whole = read(kind, name, sample, [sample.text])
-    for pieces in cuts(sample.text, _ALL_PAIRS_CHARS_SLOW):
+    for pieces in cuts(sample, _ALL_PAIRS_CHARS_SLOW):
         assert read(kind, name, sample, pieces) == whole, pieces
 
 
@@ -104,7 +123,7 @@ def test_every_format_has_samples():
 
 
 def test_there_are_enough_samples_and_cuts():
-    num_cuts = sum(sum(1 for _ in cuts(sample.text)) for _, _, sample in SAMPLES)
+    num_cuts = sum(sum(1 for _ in cuts(sample)) for _, _, sample in SAMPLES)
     print(f"{len(SAMPLES)} samples, {num_cuts} cuts")
     assert len(SAMPLES) > 150
     assert num_cuts > 25_000
@@ -123,7 +142,7 @@ def test_random_texts_of_a_formats_own_pieces_lose_no_prose(name):
             parts += [text[start : start + rng.randint(1, 60)], f"word{rng.randrange(10**9)}"]
         sample = Sample("".join(parts))
         whole = read("tools", name, sample, [sample.text])
-        for pieces in itertools.islice(cuts(sample.text), 0, None, 5):
+        for pieces in itertools.islice(cuts(sample), 0, None, 5):
             assert read("tools", name, sample, pieces) == whole, pieces
 
 

@@ -14,19 +14,21 @@ from xllm.frontend.parsers.source import Reading
 from xllm.frontend.parsers.values import to_json, to_value
 
 _NAME = re.compile(r"[\w.:/-]*")
+_CLOSERS = re.compile(r"[}\] \t\r\n]*")
 _NAME_KEYS = ("name",)
 _ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 @dataclasses.dataclass(frozen=True)
 class JsonCalls:
-    """``{"name": ..., "arguments": {...}}``, or an array of such objects.
+    """``{"name": ..., "arguments": {...}}``, several of them, or an array of such objects.
 
-    The arguments may come as ``parameters``, or as a text that holds the JSON.
+    The arguments may come as ``parameters``, or as a text that holds the JSON. Braces too many
+    before the closing tag belong to nothing.
     """
 
     close: str = ""
-    separator: str = ""  # between objects that are not in an array
+    separator: str = ""  # between objects that are not in an array, where a model writes one
 
     def read(self, draft: Draft, bare: bool) -> Reading[bool]:
         """Read one object or array, and the closing tag if it is there."""
@@ -36,19 +38,22 @@ class JsonCalls:
             read = yield from self._read_array(draft, bare)
         else:
             read = yield from _read_object(draft, bare)
-            while read and draft.sink.complete and self.separator:
-                yield from source.skip_blanks()
-                if not (yield from source.take(self.separator)):
-                    break
-                yield from source.skip_blanks()
-                if (yield from source.peek()) != "{":
-                    break
+            while read and draft.sink.complete:
                 mark = source.hold()
+                yield from source.skip_blanks()
+                if self.separator and (yield from source.take(self.separator)):
+                    mark = source.hold()
+                    yield from source.skip_blanks()
                 if not (yield from _read_object(draft, bare)):
                     source.rewind(mark)
                     break
         if read and draft.sink.complete and self.close:
-            yield from skip_to(draft, self.close)
+            mark = source.hold()
+            yield from source.span(_CLOSERS)
+            if not (yield from source.take(self.close)):
+                source.rewind(mark)
+                yield from source.skip_blanks()
+            source.release()
         return read
 
     def _read_array(self, draft: Draft, bare: bool) -> Reading[bool]:
@@ -168,8 +173,11 @@ class NamedCall:
         if not (yield from source.take(*self.separators)) and not self.optional_separator:
             return False
         yield from source.skip_blanks()
-        if self.close and (yield from source.take(self.close)):
+        ends = [end for end in (self.suffix, self.close) if end]
+        if ends and (end := (yield from source.take(*ends))):  # no arguments at all
             draft.call(name, "{}", call_id)
+            if self.close and end != self.close:
+                yield from skip_to(draft, self.close)
             return True
         if (yield from source.peek()) != "{":
             return False
@@ -178,7 +186,7 @@ class NamedCall:
             return True
         draft.sink.close_call()
         if self.suffix:
-            yield from source.take(self.suffix)
+            yield from skip_to(draft, self.suffix)
         if self.close:
             yield from skip_to(draft, self.close)
         return True
@@ -192,6 +200,7 @@ class TaggedCall:
     """
 
     open: str = ""  # before the name
+    opens_alone: bool = False  # ``open`` may be the tag that was read already
     name_ends: tuple[str, ...] = ()  # after the name; none: white space or the next tag
     key_open: str = ""
     key_close: str = ""
@@ -206,7 +215,7 @@ class TaggedCall:
         """Read one call, and the closing tag after it if it is there."""
         source = draft.source
         yield from source.skip_blanks()
-        if self.open and not (yield from source.take(self.open)):
+        if self.open and not (yield from source.take(self.open)) and not self.opens_alone:
             return False
         name = yield from source.span(_NAME)
         if not name or (self.name_ends and not (yield from source.take(*self.name_ends))):

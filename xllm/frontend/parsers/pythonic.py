@@ -15,6 +15,7 @@ _MAX_DEPTH = 32
 _NAME = re.compile(r"[\w.-]*")
 _ATOM = re.compile(r"[-+.\w]*")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+_BASED = re.compile(r"[-+]?0([xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
@@ -83,13 +84,18 @@ def _value(source: Source, depth: int) -> Reading[Any]:
         return (yield from _dict(source, depth))
     if opened in "[(":
         return (yield from _list(source, "]" if opened == "[" else ")", depth))
-    return (yield from _string(source, opened))
+    return (yield from _texts(source, opened))
 
 
 def _atom(text: str) -> Any:
     if text in _WORDS:
         return _WORDS[text]
-    if not _NUMBER.fullmatch(text) or len(text) > 100:
+    text = re.sub(r"(?<=\w)_(?=\w)", "", text)
+    if len(text) > 100:
+        raise _Malformed
+    if _BASED.fullmatch(text):
+        text = str(int(text, 0))
+    if not _NUMBER.fullmatch(text):
         raise _Malformed
     number = float(text)
     is_whole = text.lstrip("+-").isdigit()
@@ -119,6 +125,17 @@ def _dict(source: Source, depth: int) -> Reading[dict[str, Any]]:
             break
         yield from source.skip_blanks()
     return values
+
+
+def _texts(source: Source, quote: str) -> Reading[str]:
+    """A text, and those that follow it at once, which belong to it."""
+    parts = [(yield from _string(source, quote))]
+    while True:
+        yield from source.skip_blanks()
+        following = yield from source.take('"', "'", '"""', "'''")
+        if following is None:
+            return "".join(parts)
+        parts.append((yield from _string(source, following)))
 
 
 def _string(source: Source, quote: str) -> Reading[str]:

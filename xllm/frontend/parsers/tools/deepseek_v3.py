@@ -12,7 +12,7 @@ FORMAT = ToolFormat(
         call=NamedCall(
             prefix="function<｜tool▁sep｜>",
             separators=("```json", "```"),
-            suffix="\n```",
+            suffix="```",
             close="<｜tool▁call▁end｜>",
         ),
         close=("<｜tool▁calls▁end｜>",),

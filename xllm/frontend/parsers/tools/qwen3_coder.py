@@ -6,9 +6,11 @@ from xllm.frontend.parsers.bodies import TaggedCall
 from xllm.frontend.parsers.format import ToolFormat
 
 FORMAT = ToolFormat(
-    opens=("<tool_call>",),
+    # The outer tag is often left out, or holds several functions.
+    opens=("<tool_call>", "<function="),
     body=TaggedCall(
         open="<function=",
+        opens_alone=True,
         name_ends=(">",),
         key_open="<parameter=",
         key_close=">",
