@@ -33,6 +33,7 @@ from xllm.frontend.services import (
     TokenizeService,
 )
 from xllm.frontend.text.chat_template import ChatTemplate
+from xllm.frontend.text.tokenizer import Tokenizer
 
 EOS = 1
 TEMPLATE = (
@@ -45,8 +46,14 @@ LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
 class Stack:
     """The frontend around a fake engine."""
 
-    def __init__(self, client: FakeEngineClient | None = None, *, max_model_len: int = 256) -> None:
-        self.tokenizer = fakes.byte_level()
+    def __init__(
+        self,
+        client: FakeEngineClient | None = None,
+        *,
+        max_model_len: int = 256,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer or fakes.byte_level()
         self.client = client or FakeEngineClient()
         limits = Limits.from_config(ServerConfig(), max_model_len, self.tokenizer.vocab_size)
         self.factory = RequestFactory(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tokenizers
@@ -15,12 +16,15 @@ _CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}
 _WORDS = ("he", "hel", "hell", "hello", "wo", "wor", "worl", "world", "th", "the", "tw", "two")
 
 
-def byte_level(**options: Any) -> Tokenizer:
-    """Byte-level BPE: three special tokens, 256 bytes, then a few words and their pieces."""
+def byte_level(*, pairs: Sequence[bytes] = (), **options: Any) -> Tokenizer:
+    """Byte-level BPE: three special tokens, 256 bytes, then pairs of bytes, words and their pieces."""
     vocab = {token: i for i, token in enumerate(SPECIALS)}
     for byte in range(256):
         vocab[_CHAR_OF_BYTE[byte]] = len(vocab)
     merges = []
+    for first, second in pairs:
+        merges.append((_CHAR_OF_BYTE[first], _CHAR_OF_BYTE[second]))
+        vocab["".join(merges[-1])] = len(vocab)
     for word in (*_WORDS, *("Ġ" + word for word in _WORDS)):
         if len(word) > 1 and word not in vocab:
             head = word[:-1]

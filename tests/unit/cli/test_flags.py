@@ -134,6 +134,17 @@ def test_a_senseless_value_is_refused_naming_the_flag(name, value):
         make_config({name: value})
 
 
+@pytest.mark.parametrize(
+    "option", [o for o in options() if o.kind in (int, float)], ids=lambda o: o.name
+)
+def test_no_number_but_the_seed_may_be_negative(option):
+    if option.name == "seed":
+        make_config({"seed": -5})
+        return
+    with pytest.raises(ValueError, match=f"^{option.flag} must be at least"):
+        make_config({option.name: -5})
+
+
 def test_an_unknown_option_lists_the_known():
     with pytest.raises(ValueError, match=r"'max_len'.*max_model_len"):
         make_config({"max_len": 1})

@@ -86,6 +86,29 @@ def test_a_senseless_option_ends_with_one_line_naming_it(arguments, named, capsy
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--max-model-len", "0"],
+        ["--max-model-len", "-5"],
+        ["--block-size", "0"],
+        ["--no-such-option", "1"],
+        ["--gpu-memory-utilization", "7"],
+        ["--port", "70000"],
+    ],
+    ids=" ".join,
+)
+def test_a_senseless_start_ends_as_a_process_within_seconds(arguments):
+    """API-30: no engine, no model, one line."""
+    command = [sys.executable, "-m", "xllm.entrypoints.cli.main", "serve", *arguments]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    assert process.returncode != 0
+    (line,) = process.stderr.splitlines()
+    named = arguments[0].replace("--gpu-memory", "--max-memory")
+    assert line.startswith("xllm serve: error: ") and named in line
+    assert process.stdout == ""
+
+
+@pytest.mark.parametrize(
     ("flag", "value"), [("--scheduling", "nope"), ("--priority-policy", "nope")]
 )
 def test_an_unknown_policy_ends_before_any_engine_starts(flag, value):

@@ -62,12 +62,24 @@ def test_a_refusal_carries_the_templates_own_sentence():
 @pytest.mark.parametrize(
     "source",
     [
+        "{{ ''.__class__ }}",
         "{{ ''.__class__.__mro__ }}",
+        "{{ ''|attr('__class__') }}",
         "{{ messages.__class__.__base__.__subclasses__() }}",
         "{{ raise_exception.__globals__.json }}",
         "{{ cycler.__init__.__globals__.os.system('id') }}",
         "{{ messages.append(1) }}",
         "{{ (messages|attr('__class__')).__mro__ }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ lipsum.__globals__['os'].popen('id').read() }}",
+        "{{ strftime_now.__globals__ }}",
+        "{{ '{0.__class__.__mro__}'.format(messages) }}",
+        "{{ '{x.__class__.__mro__}'.format_map({'x': messages}) }}",
+        "{{ (messages | map(attribute='__class__') | list)[0].__mro__ }}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{% set f = ''.join %}{{ f.__self__.__class__ }}",
+        "{% macro m() %}{% endmacro %}{{ m.__call__.__globals__ }}",
     ],
 )
 def test_templates_cannot_leave_the_sandbox(source):

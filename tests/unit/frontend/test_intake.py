@@ -290,6 +290,25 @@ def test_one_text_part_equals_a_string_and_several_join_by_line_breaks(role):
     assert text([part, part]) == text("a\na")
 
 
+@pytest.mark.parametrize("role", ["user", "assistant", "tool", "system"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if m.content is string %}S{{ m.content }}{% else %}L{{ m.content | length }}{% endif %}",
+        "{% if m['content'] is not string %}L{% else %}S{{ m['content'] }}{% endif %}",
+        "{% set c = m.content %}{{ 'S' + c if c is string else 'L' }}",
+        "{%- if m.content is string %}S{{ m.content }}{% else %}"
+        "{% for p in m.content %}L{{ p.text }}{% endfor %}{% endif %}",
+    ],
+)
+def test_a_template_that_asks_for_a_string_is_given_one(template, role):
+    """TOK-25: the parts of a message, a tool's too, are one string."""
+    factory = make_factory(template="{% for m in messages %}" + template + "{% endfor %}")
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    message = {"role": role, "content": parts, "tool_call_id": "c"}
+    assert chat(factory, [message]).prompt_text == "Sa\nb"
+
+
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
 def test_parts_that_are_not_text_are_refused(kind):
     part = {"type": kind, kind: {"url": "http://127.0.0.1:1/a.png"}}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import numpy as np
 import pytest
 
+from tests.fakes import tokenizers as fakes
 from tests.fakes.engine_client import row
 from tests.fakes.services import EOS, LENGTH, Stack, answer, collect, joined, run
 from xllm.core.messages.server import PromptLogprobs, Started
@@ -83,6 +86,41 @@ def test_chat_logprobs_streamed_equal_those_of_the_whole_answer():
     assert b"".join(bytes(e["bytes"]) for e in entries).decode() == "a😀 hello"
     assert entries[1]["token"] == "bytes:\\xf0"
     assert entries[1]["bytes"] == [0xF0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("text", "pairs", "pieces"),
+    [
+        ("a😀b", [b"\xf0\x9f"], [[97], [240, 159], [152], [128], [98]]),
+        ("a😀b", [b"\x9f\x98"], [[97], [240], [159, 152], [128], [98]]),
+        ("日本", [b"\x97\xa5"], [[230], [151, 165], [230], [156], [172]]),
+        ("ñ", [], [[195], [177]]),
+    ],
+)
+def test_tokens_that_are_pieces_of_a_character_have_their_raw_bytes(stream, text, pairs, pieces):
+    """STR-23."""
+
+    async def scenario():
+        stack = Stack(tokenizer=fakes.byte_level(pairs=pairs))
+        task = stack.start("chat", logprobs=True, top_logprobs=1, stream=stream)
+        playing = asyncio.ensure_future(stack.play(text, eos=False, logprobs=1))
+        result = await task
+        choices = (
+            [c for e in await collect(result) for c in e["choices"]]
+            if stream
+            else msgspec.json.decode(msgspec.json.encode(result))["choices"]
+        )
+        await playing
+        return [entry for c in choices for entry in (c["logprobs"] or {"content": []})["content"]]
+
+    entries = run(scenario())
+    assert [entry["bytes"] for entry in entries] == pieces
+    assert bytes(b for entry in entries for b in entry["bytes"]).decode() == text
+    for entry in entries:
+        whole = len(bytes(entry["bytes"]).decode(errors="ignore")) == 1
+        printed = "".join(f"\\x{byte:02x}" for byte in entry["bytes"])
+        assert entry["token"] == (bytes(entry["bytes"]).decode() if whole else f"bytes:{printed}")
 
 
 def test_completion_logprobs_are_parallel_and_point_into_the_text():

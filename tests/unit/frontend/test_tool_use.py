@@ -226,6 +226,52 @@ def test_a_stop_string_in_the_thoughts_ends_them_cleanly():
     assert answer["message"]["reasoning"] == "It is"
 
 
+OFF = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("reasoning", [n for n in REASONING_FORMATS.names() if n != "gpt_oss"])
+@pytest.mark.parametrize(
+    "fields", [OFF, {"chat_template_kwargs": {"thinking": False}}, {"reasoning_effort": "none"}]
+)
+def test_without_thinking_an_answer_without_tags_is_content(reasoning, stream, fields):
+    """RP-02: also where the format implies thoughts, and the template writes no tag either way."""
+    made = stack(reasoning=reasoning)
+    answer = run(play(made, ["It is", " plain."], stream=stream, **fields))
+    if stream:
+        assert "".join(c["delta"].get("content") or "" for c in answer) == "It is plain."
+        assert not any("reasoning" in c["delta"] for c in answer)
+    else:
+        assert answer["message"]["content"] == "It is plain."
+        assert answer["message"].get("reasoning") is None
+
+
+def test_thoughts_that_come_uncalled_for_are_told_from_the_answer():
+    answer = run(play(stack(reasoning="deepseek_r1"), ["<think>Hm</think>ok"], **OFF))
+    assert (answer["message"]["reasoning"], answer["message"]["content"]) == ("Hm", "ok")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("reasoning", ["qwen3", "deepseek_r1", "deepseek_v3", "granite"])
+def test_a_named_tool_without_thinking_is_called_at_once(reasoning, stream):
+    """TL-38: the grammar waits for no thoughts, and all of the answer is the call."""
+    made = stack(reasoning=reasoning)
+    fields = {"tools": [ADD], "tool_choice": NAMED, **OFF}
+    assert schema_of(made, **fields)[1].after_text == ""
+    made.client.requests.clear()
+    answer = run(play(made, ['{"a"', ": 1}"], stream=stream, **fields))
+    if stream:
+        assert not any(c["delta"].get("content") or "reasoning" in c["delta"] for c in answer)
+        pieces = [p["function"] for c in answer for p in c["delta"].get("tool_calls", ())]
+        assert "".join(p["arguments"] for p in pieces) == '{"a": 1}'
+        assert [p["name"] for p in pieces if "name" in p] == ["add"]
+        assert answer[-1]["finish_reason"] == "tool_calls"
+    else:
+        message = answer["message"]
+        assert (message["content"], message.get("reasoning")) == (None, None)
+        assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+
+
 def test_reasoning_is_left_out_when_nobody_wants_it():
     made = stack(reasoning="qwen3")
     answer = run(play(made, ["<think>Hm</think>ok"], include_reasoning=False))

@@ -29,6 +29,7 @@ from xllm.frontend.intake.messages import (
     prefill_of,
     template_messages,
     template_variables,
+    thinking_is_off,
 )
 from xllm.frontend.intake.params import chat_params, completion_params, targets_of
 from xllm.frontend.intake.served import ServedModels
@@ -123,14 +124,17 @@ class RequestFactory:
             text = self.render(body, tools)
             ids = self.encode("messages", [text], body.add_special_tokens is True)[0]
             thinking = self.formats.thinking(text, prefill_of(body))
-            form = self._form(body, tools, thinking)
+            off = thinking is None and thinking_is_off(body)  # and the template does not say so
+            begins = False if off else thinking
+            form = self._form(body, tools, begins)
             prepared = self._make("messages", ids, params, body, text, form)
             if (budget := body.thinking_token_budget) is not None:
-                prepared = self._bounded(prepared, budget, thinking)
+                prepared = self._bounded(prepared, budget, begins)
             expected = Expected(
                 tools=tools.schemas,
                 max_calls=1 if tools.parallel is False else None,
                 thinking=thinking,
+                implied=not off,
                 keep_reasoning=body.include_reasoning is not False,
                 forced=tools.reader,
             )

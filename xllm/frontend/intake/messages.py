@@ -61,6 +61,12 @@ def prefill_of(body: ChatCompletionRequest) -> str:
     return "\n".join(_texts(body.messages[-1].content, "messages[-1]"))
 
 
+def thinking_is_off(body: ChatCompletionRequest) -> bool:
+    """Whether the request asks the model not to think, whatever the template makes of that."""
+    variables = template_variables(body)
+    return variables.get("enable_thinking") is False or variables.get("thinking") is False
+
+
 def num_chars(messages: Sequence[ChatMessage]) -> int:
     """Characters of all contents, thoughts and arguments of calls, as they came."""
     total = 0

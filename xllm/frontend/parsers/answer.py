@@ -31,6 +31,7 @@ class Expected:
         tools: parameters of the functions that may be called, by name; none: calls are not read.
         max_calls: further calls are dropped.
         thinking: whether the prompt has left the thoughts open; None when it says nothing.
+        implied: whether an answer may begin with thoughts that no tag opens, where its format has it.
         keep_reasoning: whether the client wants the thoughts.
         forced: reads an answer that a grammar binds to be a call.
     """
@@ -38,6 +39,7 @@ class Expected:
     tools: Mapping[str, Schema] = dataclasses.field(default_factory=dict)
     max_calls: int | None = None
     thinking: bool | None = None
+    implied: bool = True
     keep_reasoning: bool = True
     forced: Body | None = None
 
@@ -116,7 +118,10 @@ class AnswerFormats:
     def parser(self, expected: Expected) -> Callable[[], TextParser] | None:
         """Makes the parser of one choice; None when all of its text is content."""
         tools = self._tools if expected.tools else None
-        thinks = self._reasoning is not None and expected.thinking is not False
+        reasoning = self._reasoning
+        if isinstance(reasoning, ReasoningFormat) and not expected.implied:
+            reasoning = dataclasses.replace(reasoning, implied=False)
+        thinks = reasoning is not None and expected.thinking is not False
         if tools is None and not thinks and expected.forced is None:
             return None
 
@@ -132,7 +137,7 @@ class AnswerFormats:
                 sink,
                 expected.tools,
                 tool_format=tools,
-                reasoning_format=self._reasoning,
+                reasoning_format=reasoning,
                 thinking=expected.thinking,
                 forced=expected.forced,
             )
