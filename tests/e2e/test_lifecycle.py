@@ -78,8 +78,9 @@ def test_a_port_in_use_ends_the_second_server_at_once_with_one_line(model: Path)
 
 @pytest.mark.parametrize("victim", ["server", "engine"])
 def test_sigkill_leaves_nothing_behind(model: Path, victim: str) -> None:
+    """OPS-21: two sequences run, more wait; all of them are told."""
     before = leftovers()
-    with running(model) as server:
+    with running(model, "--max-num-seqs", "2") as server:
         engine = server.engine_pid()
         stream = Reader(server, max_tokens=450).wait_begun()
         if victim == "server":
@@ -89,20 +90,30 @@ def test_sigkill_leaves_nothing_behind(model: Path, victim: str) -> None:
             wait(lambda: leftovers() <= before, 2)
             return
         whole: list[httpx.Response] = []
-        ask = threading.Thread(
-            target=lambda: whole.append(server.complete(max_tokens=450, ignore_eos=True))
-        )
-        ask.start()
-        time.sleep(0.1)
+
+        def complete() -> None:
+            whole.append(server.complete(max_tokens=450, ignore_eos=True))
+
+        asking = [threading.Thread(target=complete) for _ in range(3)]
+        for thread in asking:
+            thread.start()
+        waiting = Reader(server, max_tokens=5)
+        wait(lambda: server.http.get("/load").json()["num_waiting"] >= 2, 5)
         kill(engine)
         wait(lambda: server.health() == 503, 2)
         wait(lambda: gone([engine]), 2)
         stream.join(5)
         assert not stream.is_alive() and not stream.broken
         assert "error" in json.loads(stream.events[-1])
-        ask.join(5)
-        assert whole[0].status_code in (500, 503)
-        assert set(whole[0].json()["error"]) == {"message", "type", "param", "code"}
+        waiting.join(5)
+        assert not waiting.is_alive() and not waiting.broken
+        assert not waiting.events or "error" in json.loads(waiting.events[-1])
+        for thread in asking:
+            thread.join(5)
+        assert len(whole) == 3
+        for answer in whole:
+            assert answer.status_code in (500, 503)
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
         assert server.complete().status_code == 503
         assert server.process.wait(20) != 0  # it ends, so that a supervisor starts a new one
     wait(lambda: leftovers() <= before, 2)

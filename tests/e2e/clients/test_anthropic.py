@@ -20,6 +20,12 @@ def client_of(server, **options):
     return anthropic.AsyncAnthropic(base_url=server.url, max_retries=0, **options)
 
 
+def shown(message):
+    """All of a message but the ids of its calls."""
+    blocks = [block.to_dict() for block in message.content]
+    return [{k: v for k, v in b.items() if k != "id"} for b in blocks], message.stop_reason
+
+
 def test_a_message_is_answered_whole():
     async def scenario():
         async with serving("Hi there.") as server, client_of(server) as client:
@@ -57,13 +63,28 @@ def test_thoughts_text_and_calls_are_blocks_whole_and_streamed():
         assert call["id"] and whole.stop_reason == "tool_use"
         assert kinds[0] == "message_start" and kinds[-1] == "message_stop"
         assert kinds.count("content_block_stop") == 3
-
-        def shown(message):
-            blocks = [block.to_dict() for block in message.content]
-            return [{k: v for k, v in b.items() if k != "id"} for b in blocks], message.stop_reason
-
         assert shown(streamed) == shown(whole)
         assert streamed.usage.output_tokens == whole.usage.output_tokens
+
+    run(scenario())
+
+
+def test_a_call_cut_at_any_token_is_the_same_whole_and_streamed():
+    """TL-35: cut anywhere, also inside the arguments; the package reads what came of them."""
+    calls = CALL + CALL.replace("[2]", '{"c": ["x", "y\\u00e9"], "d": -1.5}')
+
+    async def scenario():
+        async with serving(ANSWER + calls) as server, client_of(server) as client:
+            inputs = []
+            for cut in range(30, len(server.stack.ids(ANSWER + calls)) + 4, 3):
+                fields = {"model": "tiny", "max_tokens": cut, "messages": USER, "tools": TOOLS}
+                whole = await client.messages.create(**fields)
+                async with client.messages.stream(**fields) as stream:
+                    streamed = await stream.get_final_message()
+                assert shown(streamed) == shown(whole)
+                inputs += [b.input for b in whole.content if b.type == "tool_use"]
+            assert {"a": 1} in inputs and {"a": 1, "b": {"c": ["x"]}} in inputs
+            assert whole.stop_reason == "tool_use"
 
     run(scenario())
 

@@ -96,6 +96,35 @@ def test_thoughts_text_and_calls_are_items_whole_and_streamed():
     run(scenario())
 
 
+def test_a_call_cut_at_any_token_is_the_same_whole_and_streamed():
+    """TL-35: and what is cut says so, as an event and in the response."""
+
+    async def scenario():
+        text = "<think>Hm.</think>I add." + CALL
+        async with serving(text) as server, client_of(server) as client:
+            for cut in range(12, len(server.stack.ids(text)) + 2):
+                fields = {"model": "tiny", "input": "Hi", "max_output_tokens": cut, "tools": TOOLS}
+                whole = await client.responses.create(**fields)
+                stream = await client.responses.create(**fields, stream=True)
+                *_, last = events = [event async for event in stream]
+                assert told(last.response) == told(whole)
+                items = [e.item for e in events if e.type == "response.output_item.done"]
+                assert [told_item(item) for item in items] == told(whole)[1]
+            assert whole.status == "completed"
+
+    run(scenario())
+
+
+def told_item(item):
+    """An item without what differs from answer to answer."""
+    kept = {"type", "status", "name", "arguments", "content"}
+    return {k: v for k, v in item.to_dict().items() if k in kept}
+
+
+def told(response):
+    return response.status, [told_item(item) for item in response.output]
+
+
 def test_a_response_goes_on_from_another_or_from_its_items():
     async def scenario():
         async with serving(ANSWER) as server, client_of(server) as client:

@@ -11,7 +11,7 @@ from fake_stack import FakeStack, app_of, client_of, error_of
 from tests.fakes.engine_client import row
 from tests.fakes.services import LENGTH, Stack
 from xllm.core.request.finish import FinishReason
-from xllm.frontend.parsers import Parsed
+from xllm.frontend.parsers import Parsed, TextDelta
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
@@ -33,7 +33,7 @@ class BrokenParser:
         self._num_pieces += 1
         if self._num_pieces > 1:
             raise LookupError("secret detail")
-        return Parsed(text)
+        return Parsed([TextDelta("content", text)])
 
     def finish(self) -> Parsed:
         raise LookupError("secret detail")

@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.engine_client import row
 from tests.fakes.services import LENGTH, STOP, Stack, collect, run
 from xllm.core.request.finish import FinishReason
-from xllm.frontend.parsers import Parsed, ToolCallDelta
+from xllm.frontend.parsers import Parsed, TextDelta, ToolCallDelta
 
 NONE = FinishReason.NONE
 
@@ -32,7 +32,8 @@ class CommaParser:
     def finish(self) -> Parsed:
         reasoning, content, *name = self._text.split(",")
         calls = [ToolCallDelta(0, "call_1", name[0], "{}")] if name else []
-        return Parsed(content, reasoning, calls)
+        texts = [TextDelta("reasoning", reasoning), TextDelta("content", content)]
+        return Parsed([*texts, *calls])
 
 
 async def play(text: str, finish=STOP, **fields):

@@ -187,17 +187,75 @@ def test_without_tools_a_call_is_prose():
     assert answer["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_call_cut_by_the_limit_is_the_same_in_both_modes(stream):
-    cut = '<tool_call>{"name":"add","arguments":{"a":'
-    answer = run(play(stack(), [cut], FinishReason.LENGTH, tools=[ADD], stream=stream))
-    if stream:
-        pieces = [p["function"] for c in answer for p in c["delta"].get("tool_calls", ())]
-        assert "".join(p["arguments"] for p in pieces) == '{"a":'
-        assert answer[-1]["finish_reason"] == "length"
-    else:
-        assert answer["message"]["tool_calls"][0]["function"]["arguments"] == '{"a":'
-        assert answer["finish_reason"] == "length"
+def reading(answer, stream):
+    """What a client makes of an answer: content, reasoning, calls, why it ended."""
+    if not stream:
+        message = answer["message"]
+        calls = [(*c["function"].values(),) for c in message.get("tool_calls") or ()]
+        content, reasoning = message["content"] or "", message.get("reasoning") or ""
+        return content, reasoning, calls, answer["finish_reason"]
+    calls = {}
+    for piece in (p for c in answer for p in c["delta"].get("tool_calls", ())):
+        name, arguments = calls.get(piece["index"], ("", ""))
+        name += piece["function"].get("name") or ""
+        calls[piece["index"]] = (name, arguments + piece["function"]["arguments"])
+    content, reasoning = (
+        "".join(c["delta"].get(key) or "" for c in answer) for key in ("content", "reasoning")
+    )
+    return content, reasoning, [calls[i] for i in sorted(calls)], answer[-1]["finish_reason"]
+
+
+CUTS = {
+    "hermes": '<think>so</think>Ok <tool_call>\n{"name":"add","arguments":{"a":1,"b":"{x"}}\n</tool_call>',
+    "llama3_json": '{"name":"add","parameters":{"a":1,"b":[2]}}; {"name":"ping","parameters":{}}',
+    "mistral": '[TOOL_CALLS]add[ARGS]{"a":1,"b":"["}[TOOL_CALLS]ping[ARGS]{}',
+    "qwen3_coder": "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>",
+    "pythonic": "[add(a=1, b=[2]), ping()]",
+    "gpt_oss": '<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>commentary '
+    'to=functions.add<|message|>{"a":1}<|call|>',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_a_call_cut_by_the_limit_is_the_same_in_both_modes(name):
+    """TL-35: the cap is reached at every character, most of them inside a call."""
+
+    async def cut_at(end, stream):
+        made = stack(name, "qwen3" if name == "hermes" else "none")
+        text = CUTS[name][:end]
+        pieces = [text[i : i + 3] for i in range(0, end, 3)]
+        tools = {"tools": [ADD, PING], "stream": stream}
+        return reading(await play(made, pieces, FinishReason.LENGTH, **tools), stream)
+
+    async def all_cuts():
+        for end in range(1, len(CUTS[name])):
+            whole = await cut_at(end, False)
+            assert whole == await cut_at(end, True)
+            assert whole[-1] == "length"
+            for _, arguments in whole[2]:
+                assert arguments == "" or arguments[0] == "{"
+
+    run(all_cuts())
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("end", range(1, 40))
+def test_a_forced_call_cut_by_the_limit_is_the_same_in_both_modes(choice, end):
+    text = '{"a": 123456}' if choice is NAMED else '[{"name": "add", "arguments": {"a": 12}}]'
+    read = [
+        reading(
+            run(
+                play(
+                    *(stack(), [text[:end]], FinishReason.LENGTH),
+                    **{"tools": [ADD], "tool_choice": choice, "stream": stream},
+                )
+            ),
+            stream,
+        )
+        for stream in (False, True)
+    ]
+    assert read[0] == read[1]
+    assert read[0][-1] == "length"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -10,7 +10,7 @@ from xllm.core.request.finish import FinishReason
 from xllm.core.request.sampling import SamplingParams
 from xllm.frontend.output.logprobs import TokenEntry
 from xllm.frontend.output.stop import StopMatcher
-from xllm.frontend.parsers.delta import ToolCallDelta
+from xllm.frontend.parsers.delta import TextDelta, ToolCallDelta
 from xllm.frontend.text.detokenizer import Detokenizer
 from xllm.frontend.text.tokenizer import Tokenizer
 
@@ -24,7 +24,8 @@ class ChoiceDelta:
     only for requests that ask for logprobs or token ids.
 
     Where a message parser reads the answer (``services.conversation``), ``text`` is its content
-    and the rest of what was written is in ``reasoning`` and ``tool_calls``.
+    and the rest of what was written is in ``reasoning`` and ``tool_calls``; ``pieces`` has all of it
+    in the order in which it was written.
     """
 
     index: int
@@ -36,6 +37,7 @@ class ChoiceDelta:
     silent_token_id: int | None = None  # ended the answer without being text
     reasoning: str = ""
     tool_calls: Sequence[ToolCallDelta] = ()
+    pieces: Sequence[TextDelta | ToolCallDelta] = ()
 
     @property
     def token_ids(self) -> list[int]:

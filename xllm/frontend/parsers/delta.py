@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import Literal, Protocol
 
 
 @dataclasses.dataclass(slots=True)
@@ -21,23 +21,59 @@ class ToolCallDelta:
 
 
 @dataclasses.dataclass(slots=True)
-class Parsed:
-    """What a piece of text turned out to be. At most one entry per call in ``tool_calls``."""
+class TextDelta:
+    """A piece of the thoughts or of the answer."""
 
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: list[ToolCallDelta] = dataclasses.field(default_factory=list)
+    kind: Literal["reasoning", "content"]
+    text: str
+
+
+@dataclasses.dataclass(slots=True)
+class Parsed:
+    """What a piece of text turned out to be, in the order in which it was written.
+
+    Neighbours are unlike: no two texts of a kind, no two pieces of a call.
+    """
+
+    pieces: list[TextDelta | ToolCallDelta] = dataclasses.field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        """All of the answer's text."""
+        return self._text("content")
+
+    @property
+    def reasoning(self) -> str:
+        """All of the thoughts."""
+        return self._text("reasoning")
+
+    @property
+    def tool_calls(self) -> list[ToolCallDelta]:
+        """The calls."""
+        return [piece for piece in self.pieces if isinstance(piece, ToolCallDelta)]
+
+    def add(self, piece: TextDelta | ToolCallDelta) -> None:
+        """Append a piece, which belongs to this object from now on."""
+        last = self.pieces[-1] if self.pieces else None
+        if isinstance(piece, ToolCallDelta):
+            if isinstance(last, ToolCallDelta) and last.index == piece.index:
+                last.arguments += piece.arguments
+                return
+        elif isinstance(last, TextDelta) and last.kind == piece.kind:
+            last.text += piece.text
+            return
+        elif not piece.text:
+            return
+        self.pieces.append(piece)
 
     def __iadd__(self, later: Parsed) -> Parsed:
         """Append what followed."""
-        self.content += later.content
-        self.reasoning += later.reasoning
-        for call in later.tool_calls:
-            if self.tool_calls and self.tool_calls[-1].index == call.index:
-                self.tool_calls[-1].arguments += call.arguments
-            else:
-                self.tool_calls.append(call)
+        for piece in later.pieces:
+            self.add(piece)
         return self
+
+    def _text(self, kind: str) -> str:
+        return "".join(p.text for p in self.pieces if isinstance(p, TextDelta) and p.kind == kind)
 
 
 class MessageParser(Protocol):

@@ -11,6 +11,7 @@ _MAX_DEPTH = 64
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _ATOM = re.compile(r"[-+.0-9A-Za-z]*")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_TOKEN = re.compile(r'[ \t\r\n]*([{}\[\],:]|"(?:[^"\\]|\\.)*"|[^\s{}\[\],:"]+)')
 _WORDS = ("true", "false", "null")
 _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _HEX = frozenset("0123456789abcdefABCDEF")
@@ -21,6 +22,28 @@ def read_value(source: Source) -> Reading[str | None]:
     parts: list[str] = []
     whole = yield from stream_value(source, parts.append)
     return "".join(parts) if whole else None
+
+
+def whole_members(text: str) -> str:
+    """JSON of what is complete in the beginning of an object.
+
+    A member whose value is broken off inside a text or before it began is left out; of one that is
+    broken off inside an array or object, what is complete there is kept. That is how clients of
+    event streams read arguments that were cut.
+    """
+    closers: list[str] = []
+    before, end, closing = "", 0, "{}"
+    pos = 0
+    while (match := _TOKEN.match(text, pos)) is not None:
+        token, pos = match[1], match.end()
+        if token in "{[":
+            closers.append("}" if token == "{" else "]")
+        elif token in "}]":
+            closers.pop()
+        if token not in ",:" and not (before in "{," and closers[-1:] == ["}"] and token[0] == '"'):
+            end, closing = pos, "".join(reversed(closers))
+        before = token
+    return text[:end] + closing
 
 
 def stream_value(source: Source, emit: Callable[[str], None], depth: int = 0) -> Reading[bool]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
-from xllm.frontend.parsers.delta import Parsed, ToolCallDelta
+from xllm.frontend.parsers.delta import Parsed, TextDelta, ToolCallDelta
 from xllm.frontend.parsers.source import BLANKS
 
 
@@ -34,10 +35,9 @@ class Sink:
         self._max_calls = max_calls
         self._keep_reasoning = keep_reasoning
         self._shown = dict(shown or {})
-        self._calls: list[ToolCallDelta] = []
-        self._content: list[str] = []
-        self._thoughts: list[str] = []
-        self._arguments: list[str] = []  # of the call opened last
+        self._parsed = Parsed()
+        self._texts: list[str] = []  # of ``_kind``, not joined yet
+        self._kind: Literal["reasoning", "content", "call"] = "content"
         self._blanks = ""  # content that is dropped unless a word follows
         self._in_words = False
         self._reasoned = False
@@ -63,9 +63,8 @@ class Sink:
 
     def take(self) -> Parsed:
         """Everything since the last call."""
-        self._flush_arguments()
-        parsed = Parsed("".join(self._content), "".join(self._thoughts), self._calls)
-        self._content, self._thoughts, self._calls = [], [], []
+        self._flush()
+        parsed, self._parsed = self._parsed, Parsed()
         return parsed
 
     def content(self, text: str) -> None:
@@ -80,7 +79,7 @@ class Sink:
             self._in_words = True
             if self._reasoned and not self._num_calls:
                 text = words
-        self._content.append(self._show(text))
+        self._write("content", text)
 
     def reasoning(self, text: str) -> None:
         """Text of the thoughts before the answer."""
@@ -92,7 +91,7 @@ class Sink:
         if words:
             self._reasoned = True
             if self._keep_reasoning:
-                self._thoughts.append(self._show(words))
+                self._write("reasoning", words)
 
     def end_reasoning(self) -> None:
         """The answer follows."""
@@ -101,7 +100,7 @@ class Sink:
 
     def open_call(self, name: str, call_id: str | None = None) -> None:
         """A call begins."""
-        self._flush_arguments()
+        self._flush()
         self._torn = self._torn or self._open
         self._blanks = ""
         self._in_words = False
@@ -110,12 +109,12 @@ class Sink:
         self._num_calls += 1
         if not self._muted:
             call_id = call_id or self._new_id(index)
-            self._calls.append(ToolCallDelta(index, call_id, name))
+            self._parsed.add(ToolCallDelta(index, call_id, name))
 
     def arguments(self, text: str) -> None:
         """The next piece of the open call's JSON text."""
         if not self._muted:
-            self._arguments.append(self._show(text))
+            self._write("call", text)
 
     def close_call(self) -> None:
         """The open call is complete."""
@@ -130,15 +129,21 @@ class Sink:
     def finish(self) -> None:
         """The message has ended. An answer of nothing but white space is still an answer."""
         if self.silent and not self._reasoned:
-            self._content.append(self._blanks)
+            self._write("content", self._blanks)
 
-    def _flush_arguments(self) -> None:
-        if text := "".join(self._arguments):
-            index = self._num_calls - 1
-            if not self._calls or self._calls[-1].index != index:
-                self._calls.append(ToolCallDelta(index))
-            self._calls[-1].arguments += text
-        self._arguments = []
+    def _write(self, kind: Literal["reasoning", "content", "call"], text: str) -> None:
+        if kind != self._kind:
+            self._flush()
+            self._kind = kind
+        self._texts.append(self._show(text))
+
+    def _flush(self) -> None:
+        if text := "".join(self._texts):
+            if self._kind == "call":
+                self._parsed.add(ToolCallDelta(self._num_calls - 1, arguments=text))
+            else:
+                self._parsed.add(TextDelta(self._kind, text))
+        self._texts = []
 
     @property
     def _muted(self) -> bool:

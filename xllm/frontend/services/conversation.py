@@ -136,6 +136,7 @@ def _parse(parser: MessageParser, delta: ChoiceDelta) -> ChoiceDelta:
     delta.text = parsed.content
     delta.reasoning = parsed.reasoning
     delta.tool_calls = parsed.tool_calls
+    delta.pieces = parsed.pieces
     return delta
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from xllm.frontend.intake.anthropic import chat_of
 from xllm.frontend.output.choice import ChoiceDelta
+from xllm.frontend.parsers.json_text import whole_members
 from xllm.frontend.protocol.chat import ChatCompletionRequest
 from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.protocol.messages import (
@@ -140,11 +141,18 @@ def _block(part: Part) -> OutputBlock:
         return ThinkingBlock(part.text)
     if part.kind == "text":
         return TextBlock(part.text)
-    try:
-        made: dict[str, Any] = msgspec.json.decode(part.text or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return TextBlock(part.text)  # cut off by the length limit: no input, but not lost
-    return ToolUseBlock(part.call_id, part.name, made)
+    return ToolUseBlock(part.call_id, part.name, _input(part.text))
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """Arguments as an object; of those that the length limit cut off, what is complete."""
+    for text in (arguments or "{}", whole_members(arguments)):
+        try:
+            made: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
+            continue
+        return made
+    return {}
 
 
 def _event(change: Change) -> MessageEvent:

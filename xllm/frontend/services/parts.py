@@ -6,6 +6,7 @@ import dataclasses
 from typing import Literal, NamedTuple
 
 from xllm.frontend.output.choice import ChoiceDelta
+from xllm.frontend.parsers import TextDelta
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -36,17 +37,22 @@ class AnswerParts:
         self._open: Part | None = None
 
     def feed(self, delta: ChoiceDelta) -> list[Change]:
-        """Changes that a delta brings; in a delta thoughts come before text, text before calls."""
+        """Changes that a delta brings."""
         changes: list[Change] = []
-        if delta.reasoning:
-            self._grow(changes, Part(len(self.parts), "reasoning"), delta.reasoning)
-        if delta.text:
+        if delta.text and not delta.pieces:  # nobody has parsed it
             self._grow(changes, Part(len(self.parts), "text"), delta.text)
-        for call in delta.tool_calls:
-            fresh = Part(
-                len(self.parts), "call", call.id or "", call.name or "", call_index=call.index
-            )
-            self._grow(changes, fresh, call.arguments)
+        for piece in delta.pieces:
+            if isinstance(piece, TextDelta):
+                kind: Literal["reasoning", "text"] = (
+                    "reasoning" if piece.kind == "reasoning" else "text"
+                )
+                self._grow(changes, Part(len(self.parts), kind), piece.text)
+            else:
+                fresh = Part(
+                    *(len(self.parts), "call", piece.id or "", piece.name or ""),
+                    call_index=piece.index,
+                )
+                self._grow(changes, fresh, piece.arguments)
         if delta.finish_reason is not None:
             self._close(changes)
         return changes

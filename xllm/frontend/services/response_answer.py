@@ -147,7 +147,9 @@ class ResponseAnswer:
             if part.kind == "call":
                 return [added]
             return [added, PartAdded(item_id=item_id, output_index=place, part=_content(part, ""))]
-        done = ItemDone(output_index=place, item=self._item(part, "completed"))
+        cut = self._finish_reason == "length" and part is self._parts.parts[-1]
+        item = self._item(part, "incomplete" if cut else "completed")
+        done = ItemDone(output_index=place, item=item)
         if part.kind == "call":
             whole = ArgumentsDone(
                 item_id=item_id, output_index=place, name=part.name, arguments=part.text
