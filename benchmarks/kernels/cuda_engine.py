@@ -246,7 +246,8 @@ def idle(engine: Engine) -> dict[str, float]:
 
 
 def profile(engine: Engine) -> dict[str, Any]:
-    """Where the device spends a decode step by batch, and a prefill step: kernels, in us a step."""
+    """Where the device spends a decode step by batch, a step of 256 rows in which prompts begin,
+    and a prefill step: kernels, in us a step."""
     found: dict[str, Any] = {}
     for batch in (1, 64, 256):
         engine.submit(workloads.fixed(batch, 300, 60, VOCAB, 300 + batch))
@@ -254,6 +255,11 @@ def profile(engine: Engine) -> dict[str, Any]:
             engine.loop.step()
         found[f"batch {batch}"] = _profiled(engine, steps=20)
         engine.run()
+    engine.submit(workloads.sharegpt_like(500, VOCAB, 77))
+    for _ in range(60):
+        engine.loop.step()
+    found["mixed"] = _profiled(engine, steps=40)
+    engine.run()
     engine.submit(workloads.fixed(64, 2048, 1, VOCAB, 5))
     engine.loop.step()
     found["prefill"] = _profiled(engine, steps=10)
