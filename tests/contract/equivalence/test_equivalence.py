@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.contract.equivalence.tiny_engine import (
+    EOS,
     MAX_LEN,
     SAMPLED,
     TinyEngine,
@@ -78,18 +79,25 @@ def test_four_choices_equal_four_solo_requests(truth: Truth, overlap: bool, num_
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
-def test_prompt_logprobs_do_not_depend_on_chunks(truth: Truth, overlap: bool):
-    prompt = truth.requests[6].prompt_token_ids.tolist()
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("chunk", [7, 16])
+def test_prompt_logprobs_do_not_depend_on_chunks_or_cache(
+    truth: Truth, chunk: int, warm: bool, overlap: bool
+):
+    """KV-38."""
+    prompt = np.random.default_rng(7).integers(0, EOS, 100).tolist()
 
-    def scored(step_tokens: int) -> tuple[np.ndarray, ...]:
+    def scored(step_tokens: int, warm: bool = False) -> tuple[np.ndarray, ...]:
         engine = TinyEngine(truth.files, step_tokens=step_tokens, overlap=overlap)
+        if warm:  # the whole prompt is cached
+            engine.run([request(1, prompt, 4)])
         engine.run([request(0, prompt, 0, prompt_logprobs=3)])
         parts = [part for batch in engine.batches for part in batch.prompt_logprobs]
         assert [part.start for part in parts] == [1, *np.cumsum(_sizes(parts))[:-1] + 1]
         columns = ("token_ids", "logprobs", "ranks")
         return tuple(np.concatenate([getattr(p, c) for p in parts]) for c in columns)
 
-    whole, chunked = scored(512), scored(16)
+    whole, chunked = scored(512), scored(chunk, warm)
     assert whole[0].shape == (len(prompt) - 1, 4)
     assert whole[0][:, 0].tolist() == prompt[1:]
     assert np.array_equal(whole[0], chunked[0])

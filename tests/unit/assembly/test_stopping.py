@@ -19,7 +19,7 @@ FILES = ModelFiles(
 
 
 def answer(script, overlap, **fields):
-    """Text, finish reason, stop reason and number of tokens of a request to a model that says so."""
+    """Text, finish reason, stop reason and number of tokens of a model's scripted answer."""
     factory = make_factory()
     tokenizer = factory.tokenizer
     eos = end_token_ids(FILES, tokenizer)

@@ -10,6 +10,7 @@ import pytest
 from tests.fakes import tokenizers as fakes
 from tests.fakes.engine_client import row
 from tests.fakes.services import EOS, STOP, Stack, collect, run
+from xllm.core.grammar import GrammarCompiler, Vocabulary
 from xllm.core.request.finish import FinishReason
 from xllm.frontend.intake.messages import template_messages
 from xllm.frontend.intake.tools import MAX_FORCED_CALLS, tool_use
@@ -82,6 +83,50 @@ def test_required_binds_the_answer_to_an_array_that_ends():
     assert names == ["add", "ping"]
     fields = {"tool_choice": "required", "parallel_tool_calls": True}
     assert schema_of(stack(), tools=[ADD], **fields)[0]["maxItems"] == MAX_FORCED_CALLS
+
+
+BYTES = [*(bytes([i]) for i in range(256)), b"<end>"]
+LAMP = function(
+    "lamp",
+    type="object",
+    properties={"state": {"enum": ["on", "off"]}, "level": {"enum": [1, 22]}},
+    required=["state"],
+)
+
+
+def endless(output, cap: int) -> str:
+    """What a model writes under a grammar that ends only where nothing else is left."""
+    compiler = GrammarCompiler(Vocabulary(BYTES, {256}, [256], lambda text: list(text.encode())))
+    matcher = compiler.compile(output).new_matcher()
+    # It would rather begin something new than end what is there, and rather wait than begin.
+    wanted = [*b" \n\t,{[", *(i for i in range(33, 256) if i not in b",{[")]
+    text = b""
+    while len(text) < cap:
+        mask = matcher.compute_bitmask()
+        token = next((t for t in wanted if mask[t // 8] >> t % 8 & 1), None)
+        if token is None:
+            return text.decode()
+        assert matcher.consume_tokens([token])
+        text += BYTES[token]
+    pytest.fail(f"still going on after {cap} tokens: {text[-200:]!r}")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("parallel", [None, False, True])
+@pytest.mark.parametrize("tools", [[PING], [LAMP], [PING, LAMP]])
+def test_a_required_call_ends_though_the_model_would_go_on_for_ever(tools, parallel, stream):
+    """TL-39."""
+    made = stack()
+    fields = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": parallel}
+    text = endless(schema_of(made, **fields)[1], 2000 if parallel else 300)
+    most = MAX_FORCED_CALLS if parallel else 1
+    made.client.requests.clear()
+    answer = run(play(made, [text], stream=stream, max_tokens=4096, **fields))
+    content, _, calls, finish = reading(answer, stream)
+    assert (content, len(calls), finish) == ("", most, "tool_calls")
+    for name, arguments in calls:
+        assert name in {tool["function"]["name"] for tool in tools}
+        assert isinstance(json.loads(arguments), dict)
 
 
 @pytest.mark.parametrize("nested", [True, False])
@@ -206,7 +251,8 @@ def reading(answer, stream):
 
 
 CUTS = {
-    "hermes": '<think>so</think>Ok <tool_call>\n{"name":"add","arguments":{"a":1,"b":"{x"}}\n</tool_call>',
+    "hermes": '<think>so</think>Ok <tool_call>\n{"name":"add","arguments":{"a":1,"b":"{x"}}\n'
+    "</tool_call>",
     "llama3_json": '{"name":"add","parameters":{"a":1,"b":[2]}}; {"name":"ping","parameters":{}}',
     "mistral": '[TOOL_CALLS]add[ARGS]{"a":1,"b":"["}[TOOL_CALLS]ping[ARGS]{}',
     "qwen3_coder": "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>",
@@ -247,7 +293,9 @@ def test_a_forced_call_cut_by_the_limit_is_the_same_in_both_modes(choice, end):
             run(
                 play(
                     *(stack(), [text[:end]], FinishReason.LENGTH),
-                    **{"tools": [ADD], "tool_choice": choice, "stream": stream},
+                    tools=[ADD],
+                    tool_choice=choice,
+                    stream=stream,
                 )
             ),
             stream,
