@@ -17,7 +17,7 @@ _WORDS = ("he", "hel", "hell", "hello", "wo", "wor", "worl", "world", "th", "the
 
 
 def byte_level(*, pairs: Sequence[bytes] = (), **options: Any) -> Tokenizer:
-    """Byte-level BPE: three special tokens, 256 bytes, pairs of bytes, a few words, their pieces."""
+    """Byte-level BPE: three special tokens, 256 bytes, pairs of them, words, their pieces."""
     vocab = {token: i for i, token in enumerate(SPECIALS)}
     for byte in range(256):
         vocab[_CHAR_OF_BYTE[byte]] = len(vocab)

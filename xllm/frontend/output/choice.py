@@ -24,8 +24,8 @@ class ChoiceDelta:
     only for requests that ask for logprobs or token ids.
 
     Where a message parser reads the answer (``services.conversation``), ``text`` is its content
-    and the rest of what was written is in ``reasoning`` and ``tool_calls``; ``pieces`` has all of it
-    in the order in which it was written.
+    and the rest of what was written is in ``reasoning`` and ``tool_calls``; ``pieces`` has all of
+    it in the order in which it was written.
     """
 
     index: int

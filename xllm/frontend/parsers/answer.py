@@ -31,7 +31,7 @@ class Expected:
         tools: parameters of the functions that may be called, by name; none: calls are not read.
         max_calls: further calls are dropped.
         thinking: whether the prompt has left the thoughts open; None when it says nothing.
-        implied: whether an answer may begin with thoughts that no tag opens, where its format has it.
+        implied: whether the answer may begin with thoughts that no tag opens, as some formats do.
         keep_reasoning: whether the client wants the thoughts.
         forced: reads an answer that a grammar binds to be a call.
     """
