@@ -13,7 +13,7 @@ from xllm.control.scheduler.build import cache_demand, fit_to_worker
 from xllm.control.workers import WorkerPort
 from xllm.core.config import XllmConfig
 from xllm.core.config.files import ModelFiles
-from xllm.core.grammar import GrammarCache, GrammarCompiler, GrammarError
+from xllm.core.grammar import GrammarCache, GrammarCompiler, GrammarError, num_threads
 from xllm.core.messages.server import EngineProgress, EngineReady
 from xllm.kv_cache.layout import CacheGroup, WorkerInfo, max_concurrency
 
@@ -74,7 +74,9 @@ def build_engine(
     worker: Worker | PoolingWorker
     if files.pooling is None:
         # Called when a first grammar arrives, long after the worker has started.
-        grammars = GrammarCache(lambda: _grammar_compiler(files, info.vocab_size))
+        grammars = GrammarCache(
+            lambda: _grammar_compiler(files, info.vocab_size), max_lanes=num_threads()
+        )
         worker = Worker(config, files, timer, grammars)
     else:
         worker = PoolingWorker(config, files, timer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
@@ -20,11 +21,19 @@ from tests.contract.equivalence.tiny_engine import (
     Truth,
     request,
 )
-from xllm.core.grammar import GrammarCache, GrammarCompiler, Vocabulary
+from xllm.core.grammar import (
+    Grammar,
+    GrammarCache,
+    GrammarCompiler,
+    MaskFiller,
+    Vocabulary,
+    cache,
+)
 from xllm.core.messages.server import Failure
 from xllm.core.request.finish import FinishReason
 from xllm.core.request.request import Request
 from xllm.core.request.structured import StructuredOutput
+from xllm.execution.worker.graph_step import GraphStep
 
 SCHEMA = {
     "type": "object",
@@ -46,10 +55,10 @@ BYTES = [*(bytes([i]) for i in range(256)), b"<eos>"]
 NAMES = [*GRAMMARS, "none", *GRAMMARS, "none"]
 
 
-def new_cache(make: Any = GrammarCompiler) -> GrammarCache:
+def new_cache(make: Any = GrammarCompiler, max_lanes: int = 1) -> GrammarCache:
     """Grammars over single bytes."""
     return GrammarCache(
-        lambda: make(Vocabulary(BYTES, {EOS}, [EOS], lambda text: list(text.encode())))
+        lambda: make(Vocabulary(BYTES, {EOS}, [EOS], lambda text: list(text.encode()))), max_lanes
     )
 
 
@@ -115,6 +124,65 @@ _VARIANTS = {
 def test_batched_equals_alone(truth: Truth, alone: Tokens, options: dict[str, Any]):
     engine = TinyEngine(truth.files, grammars=new_cache(), **options)
     assert engine.run(requests()) == alone
+
+
+def test_lanes_change_no_token(truth: Truth, alone: Tokens, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cache, "_ASKED_PER_LANE", 1)
+    fill, orders = MaskFiller.fill, []
+
+    def noted(self: MaskFiller, matchers: Any, masks: Any) -> Any:
+        lanes = [lane_of[id(matcher)] for matcher, _ in matchers]
+        orders.append([lane for lane, _ in itertools.groupby(lanes)])
+        return fill(self, matchers, masks)
+
+    lane_of: dict[int, int] = {}
+    taken = []  # kept, so that no id is used twice
+    new_matcher = Grammar.new_matcher
+
+    def dealt(self: Grammar) -> Any:
+        taken.append(new_matcher(self))
+        lane_of[id(taken[-1].matcher)] = taken[-1].lane
+        return taken[-1]
+
+    monkeypatch.setattr(MaskFiller, "fill", noted)
+    monkeypatch.setattr(Grammar, "new_matcher", dealt)
+    engine = TinyEngine(truth.files, overlap=True, grammars=new_cache(max_lanes=3))
+    assert engine.run(requests()) == alone
+    assert len({lane for lane in lane_of.values()}) > len(GRAMMARS)
+    assert all(len(order) == len(set(order)) for order in orders), "a lane's rows stand apart"
+
+
+def test_masks_wait_for_nobody(truth: Truth, monkeypatch: pytest.MonkeyPatch):
+    """While a step computes, the loop commits the one before and schedules the one after; only
+    then it fills masks."""
+    grammars = new_cache()
+    grammars.submit(GRAMMARS["endless"]).future.result()  # both rows start in the first step
+    engine = TinyEngine(truth.files, overlap=True, grammars=grammars)
+    log: list[str] = []
+
+    def note(owner: Any, name: str) -> None:
+        plain = getattr(owner, name)
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            log.append(name)
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    note(engine.scheduler, "schedule")
+    note(engine.scheduler, "commit")
+    note(MaskFiller, "fill")
+    note(GraphStep, "execute")
+    bias = {EOS: -100.0}
+    engine.run(
+        [
+            request(0, [3, 4], 9, grammar=GRAMMARS["endless"], logit_bias=bias),
+            request(1, [5], 9),
+        ]
+    )
+    steady = ["schedule", "fill", "execute", "commit"]  # the masks of a step, the forward of the next
+    assert log[:6] == ["schedule", "execute", *steady]
+    assert log[2:26] == steady * 6
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])

@@ -35,23 +35,23 @@ def test_a_feature_is_enforced_or_refused(compiler: GrammarCompiler, feature: Fe
     grammar = compiler.compile(output)
     for text in feature.valid:
         json.loads(text)
-        assert accepts(grammar.new_matcher(), text), f"{text} is valid"
+        assert accepts(grammar.new_matcher().matcher, text), f"{text} is valid"
     for text in feature.invalid:
-        assert not accepts(grammar.new_matcher(), text), f"{text} is not valid"
+        assert not accepts(grammar.new_matcher().matcher, text), f"{text} is not valid"
 
 
 @pytest.mark.parametrize("gap", ["", " ", "\n", "\n    ", "\n\t\t"])
 def test_usual_white_space_is_allowed_and_bounded(compiler: GrammarCompiler, gap: str) -> None:
     grammar = compiler.compile(StructuredOutput("json_schema", '{"type":"array"}'))
-    assert accepts(grammar.new_matcher(), f"[{gap}1,{gap}2{gap}]")
-    assert not accepts(grammar.new_matcher(), "[" + " " * 40 + "1]")
-    assert not accepts(grammar.new_matcher(), "[\n\n1]")
+    assert accepts(grammar.new_matcher().matcher, f"[{gap}1,{gap}2{gap}]")
+    assert not accepts(grammar.new_matcher().matcher, "[" + " " * 40 + "1]")
+    assert not accepts(grammar.new_matcher().matcher, "[\n\n1]")
 
 
 def test_a_schema_cannot_change_how_it_is_compiled(compiler: GrammarCompiler) -> None:
     schema = {"type": "array", "x-guidance": {"whitespace_pattern": r"[ ]*", "lenient": True}}
     grammar = compiler.compile(StructuredOutput("json_schema", json.dumps(schema)))
-    assert not accepts(grammar.new_matcher(), "[" + " " * 40 + "1]")
+    assert not accepts(grammar.new_matcher().matcher, "[" + " " * 40 + "1]")
     schema["uniqueItems"] = True
     with pytest.raises(GrammarError, match="uniqueItems"):
         compiler.compile(StructuredOutput("json_schema", json.dumps(schema)))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.contract.equivalence.test_grammars import GRAMMARS, new_cache
 from tests.contract.equivalence.tiny_engine import VOCAB_SIZE, TinyEngine, request, write_checkpoint
 from tests.fakes.graphs import FakeGraphs
 from xllm.control.scheduler import sharing
@@ -85,6 +86,29 @@ def test_graph_steps_give_the_tokens_of_eager_steps(
     assert ran.decode_graph_steps == sum(g.num_replays for g in graphs.of(DecodeOutput))
     assert ran.mixed_graph_steps == sum(g.num_replays for g in graphs.of(MixedOutput))
     assert ran.eager_steps == 0, "every step of this engine has a graph"
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+def test_constrained_rows_replay_graphs(
+    overlap: bool, tmp_path: Path, graphs: FakeGraphs, monkeypatch
+) -> None:
+    """The masks are applied to the graph's logits, so a grammar costs no eager step."""
+    files = write_checkpoint(tmp_path, "llama")
+    requests = [
+        request(i, [7 + i] * (3 + 9 * i), 8, seed=i, grammar=GRAMMARS[name] if name else None)
+        for i, name in enumerate(["regex", None, "schema", None, "choice"])
+    ]
+    with monkeypatch.context() as context:
+        context.setattr(cpu.Platform, "graphs", None)
+        expected = TinyEngine(files, max_rows=MAX_ROWS, grammars=new_cache()).run(requests)
+    assert len(expected[0, 0]) == 8 and set(expected[0, 0]) <= set(b"0123456789-")
+    engine = TinyEngine(
+        files, max_rows=MAX_ROWS, overlap=overlap, step_tokens=48, grammars=new_cache()
+    )
+    assert engine.run(requests) == expected
+    ran = engine.worker.stats()
+    assert ran.decode_graph_steps >= 6
+    assert ran.eager_steps == 0
 
 
 def test_graphs_are_captured_largest_first_and_a_batch_takes_the_smallest_that_fits(

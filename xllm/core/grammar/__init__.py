@@ -3,12 +3,12 @@
 The only place that knows the library (llguidance, extra ``structured``), for the frontend, which
 validates with it, and for the worker, which samples with it. Imports it on first use, torch never.
 Public: ``Vocabulary``, ``GrammarCompiler``, ``GrammarError``, ``GrammarCache``, ``Compilation``,
-``Grammar``, ``MaskFiller``.
+``Grammar``, ``RowMatcher``, ``MaskFiller``, ``num_threads``.
 """
 
 from xllm.core.grammar.cache import Compilation, GrammarCache
-from xllm.core.grammar.compiler import Grammar, GrammarCompiler, GrammarError
-from xllm.core.grammar.masks import MaskFiller
+from xllm.core.grammar.compiler import Grammar, GrammarCompiler, GrammarError, RowMatcher
+from xllm.core.grammar.masks import MaskFiller, num_threads
 from xllm.core.grammar.vocabulary import Vocabulary
 
 __all__ = [
@@ -18,5 +18,7 @@ __all__ = [
     "GrammarCompiler",
     "GrammarError",
     "MaskFiller",
+    "RowMatcher",
     "Vocabulary",
+    "num_threads",
 ]

@@ -18,6 +18,10 @@ logger = get_logger(__name__)
 
 _NUM_RECENT = 256
 _NUM_THREADS = 2
+# A lane more for so many requests (the scheduler and the worker ask once for each), as long as
+# compiling is quick: a lane costs that again, and a lexer.
+_ASKED_PER_LANE = 16
+_LANE_SECONDS = 0.05
 
 
 class Compilation:
@@ -29,6 +33,8 @@ class Compilation:
     def __init__(self, output: StructuredOutput) -> None:
         self.output = output
         self.future: Future[Grammar] = Future()
+        self.num_asked = 0
+        self._widening = False  # for ever once that has failed
         self._begun: float | None = None  # time.monotonic()
 
     @property
@@ -42,11 +48,13 @@ class Compilation:
         failure = self.future.exception()
         return None if failure is None else str(failure)
 
-    def run(self, get_compiler: Callable[[], GrammarCompiler]) -> None:
-        """Compile; never raises."""
+    def run(self, get_compiler: Callable[[], GrammarCompiler], max_lanes: int) -> None:
+        """Compile, with as many lanes as are wanted by now; never raises."""
         self._begun = time.monotonic()
         try:
-            grammar = get_compiler().compile(self.output)
+            compiler = get_compiler()
+            grammar = compiler.compile(self.output)
+            self._add_lanes(compiler, grammar, max_lanes)
         except GrammarError as error:
             self.future.set_exception(error)
         except BaseException as error:  # a panic of the library is no Exception
@@ -57,6 +65,34 @@ class Compilation:
         else:
             self.future.set_result(grammar)
 
+    def ask(self, max_lanes: int) -> bool:
+        """Count one use; whether ``widen`` should be called for it."""
+        self.num_asked += 1
+        if self._widening or not self.future.done() or self.future.exception() is not None:
+            return False
+        self._widening = self._lacks_lanes(self.future.result(), max_lanes)
+        return self._widening
+
+    def widen(self, get_compiler: Callable[[], GrammarCompiler], max_lanes: int) -> None:
+        """Add the lanes that a compiled grammar lacks; never raises."""
+        try:
+            self._add_lanes(get_compiler(), self.future.result(), max_lanes)
+        except BaseException:
+            logger.exception("a grammar could not be compiled once more; it stays as it is")
+        else:
+            self._widening = False
+
+    def _add_lanes(self, compiler: GrammarCompiler, grammar: Grammar, max_lanes: int) -> None:
+        while self._lacks_lanes(grammar, max_lanes):
+            compiler.widen(grammar, self.output)
+
+    def _lacks_lanes(self, grammar: Grammar, max_lanes: int) -> bool:
+        wanted = min(max_lanes, 1 + self.num_asked // _ASKED_PER_LANE)
+        return 0 < grammar.num_lanes < wanted and grammar.seconds < _LANE_SECONDS
+
+
+_Work = Callable[[Callable[[], GrammarCompiler], int], None]  # ``run`` or ``widen``
+
 
 class GrammarCache:
     """Compiles each grammar once, and remembers the last ``_NUM_RECENT`` of them.
@@ -66,10 +102,12 @@ class GrammarCache:
 
     Args:
         make_compiler: builds the compiler, on a thread of the cache, when first needed.
+        max_lanes: threads that will fill masks; one where grammars are only checked.
     """
 
-    def __init__(self, make_compiler: Callable[[], GrammarCompiler]) -> None:
+    def __init__(self, make_compiler: Callable[[], GrammarCompiler], max_lanes: int = 1) -> None:
         self._make_compiler = make_compiler
+        self._max_lanes = max_lanes
         self._compiler: GrammarCompiler | None = None
         self._lock = threading.Lock()
         self._building = threading.Lock()
@@ -77,7 +115,7 @@ class GrammarCache:
             weakref.WeakValueDictionary()
         )
         self._recent: OrderedDict[tuple[str, str, bool], Compilation] = OrderedDict()
-        self._waiting: queue.SimpleQueue[Compilation] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._num_threads = 0
 
     def submit(self, output: StructuredOutput) -> Compilation:
@@ -87,8 +125,10 @@ class GrammarCache:
             found = self._known.get(key)
             if found is None:
                 found = self._known[key] = Compilation(output)
-                self._waiting.put(found)
+                self._waiting.put(found.run)
                 self._start_thread()
+            if found.ask(self._max_lanes):
+                self._waiting.put(found.widen)
             self._recent[key] = found
             self._recent.move_to_end(key)
             if len(self._recent) > _NUM_RECENT:
@@ -102,7 +142,7 @@ class GrammarCache:
 
     def _work(self) -> None:
         while True:
-            self._waiting.get().run(self._get_compiler)
+            self._waiting.get()(self._get_compiler, self._max_lanes)
 
     def _get_compiler(self) -> GrammarCompiler:
         with self._building:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +10,18 @@ from xllm.core.grammar.compiler import explain, library
 from xllm.core.utils.arrays import Int32Array
 
 TOKENS_PER_WORD = 32
+_MAX_THREADS = 8
+
+
+def num_threads() -> int:
+    """Threads that fill masks, and so lanes that a grammar can use."""
+    return min(len(os.sched_getaffinity(0)), _MAX_THREADS)
 
 
 class MaskFiller:
     """Runs batches of matchers on the library's threads, without the GIL.
+
+    The threads split a batch into runs of neighbours: matchers of one lane should stand together.
 
     A mask has one bit per token, the lowest of its first word for token 0; set bits are allowed.
 
@@ -21,7 +30,7 @@ class MaskFiller:
     """
 
     def __init__(self) -> None:
-        self._executor = library().LLExecutor()
+        self._executor = library().LLExecutor(num_threads())
 
     def advance(self, steps: Sequence[tuple[Any, int]]) -> list[bool]:
         """Let each matcher take its next token; False for those that it refuses."""

@@ -29,6 +29,7 @@ class StagedStep:
     keys: torch.Tensor | None  # (2, M) int32 where rows draw
     logprob_entries: Int64Array  # (L,) rows that return logprobs
     logprob_counts: Int32Array  # (L,) alternatives each of them asked for
+    waits: bool  # for the tokens of the step before: it has rows with a grammar
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,7 +105,9 @@ class Sampler:
             keys = torch.from_numpy(self.table.keys(step)).to(self._device)
         counts = self.table.logprobs[step.rows]
         asking = np.flatnonzero(counts >= 0)
-        return StagedStep(step, self._pipeline.stage(step), filters, keys, asking, counts[asking])
+        processors = self._pipeline.stage(step)
+        waits = self._grammar in processors
+        return StagedStep(step, processors, filters, keys, asking, counts[asking], waits)
 
     def plain_draws(self, step: SamplingStep) -> PlainDraws | None:
         """The step's draws if it needs nothing but Gumbel-max, which graphs contain, else None."""

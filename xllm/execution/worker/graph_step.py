@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -10,13 +12,21 @@ from xllm.core.messages.worker import StepPlan
 from xllm.execution.executor.runners.decode_memory import DecodeRows
 from xllm.execution.executor.runners.full_graph import DecodeOutput, FullGraphRunner
 from xllm.execution.sampling import Sampler
-from xllm.execution.sampling.sampler import Samples
+from xllm.execution.sampling.sampler import Samples, StagedStep
 from xllm.execution.sampling.step import SamplingStep
 from xllm.execution.worker.prefix_rows import PrefixPlacer
 from xllm.execution.worker.rows import Rows
 
 _NO_ENTRIES = np.empty(0, np.int64)
 _NO_COUNTS = np.empty(0, np.int32)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Launched:
+    """A step whose graph is queued."""
+
+    sample: Callable[[], Samples]  # once, before the next step; queues what the graph left to do
+    waits: bool  # see ``StagedStep.waits``
 
 
 class GraphStep:
@@ -62,8 +72,8 @@ class GraphStep:
         self._runner.capture(progress)
         self.num_eager = 0
 
-    def execute(self, plan: StepPlan) -> Samples | None:
-        """Queue the step and write its tokens back; None if it must run eagerly."""
+    def execute(self, plan: StepPlan) -> Launched | None:
+        """Queue the step; None if it must run eagerly."""
         if not self._is_decode(plan):
             return None
         if not self._runner.can_run(len(plan.rows)):
@@ -81,12 +91,17 @@ class GraphStep:
             prefix = self._prefixes.place(plan.rows, plan.shared_prefixes)
         draws = self._sampler.plain_draws(step)
         if draws is None:
-            return self._sample_after(DecodeRows(plan.rows, seq_lens, None, None, prefix), step)
+            rows = DecodeRows(plan.rows, seq_lens, None, None, prefix)
+            staged = self._sampler.stage(step)
+            output = self._runner.run(rows, self._on_launch)
+            sample = functools.partial(self._sample_after, output, staged)
+            return Launched(sample, staged.waits)
         output = self._runner.run(
             DecodeRows(plan.rows, seq_lens, draws.inverse_temperature, draws.keys, prefix),
             self._on_launch,
         )
-        return Samples(output.tokens, output.best_logits, _NO_ENTRIES, _NO_COUNTS, None)
+        samples = Samples(output.tokens, output.best_logits, _NO_ENTRIES, _NO_COUNTS, None)
+        return Launched(lambda: samples, False)
 
     def _is_decode(self, plan: StepPlan) -> bool:
         """Rows past their prompt, one token each, all sampling."""
@@ -96,10 +111,8 @@ class GraphStep:
             and (plan.num_computed >= self._rows.prompt_lens[plan.rows]).all()
         )
 
-    def _sample_after(self, rows: DecodeRows, step: SamplingStep) -> Samples:
+    def _sample_after(self, output: DecodeOutput, staged: StagedStep) -> Samples:
         """Sample from the graph's logits; its own greedy tokens are overwritten in the rows."""
-        staged = self._sampler.stage(step)
-        output: DecodeOutput = self._runner.run(rows, self._on_launch)
         samples = self._sampler.sample(output.logits, staged)
         self._rows.token_ids.view(-1)[output.write_index] = samples.token_ids.int()
         return samples

@@ -21,10 +21,10 @@ from xllm.execution.executor.warmup import WARMUP_STEP, warmup_plans
 from xllm.execution.sampling import RowRequest, Sampler
 from xllm.execution.worker import resources
 from xllm.execution.worker.adapters import RowAdapters
+from xllm.execution.worker.finishing import StepFinisher, StepOutcome
 from xllm.execution.worker.graph_step import GraphStep
 from xllm.execution.worker.idle import IdleMeter
-from xllm.execution.worker.input_builder import InputBuilder, StepInputs
-from xllm.execution.worker.pending import PendingResult
+from xllm.execution.worker.input_builder import InputBuilder
 from xllm.execution.worker.profiling import StepProfiler
 from xllm.execution.worker.prompt_logprobs import PromptScorer
 from xllm.execution.worker.rows import Rows
@@ -49,7 +49,7 @@ class _Started:
     rows: Rows
     builder: InputBuilder
     sampler: Sampler
-    scorer: PromptScorer
+    finisher: StepFinisher
     adapters: RowAdapters | None
     graph_step: GraphStep | None
     mixed_graphs: MixedGraphRunner | None
@@ -80,7 +80,7 @@ class Worker:
         self._started: _Started | None = None
         self._idle = IdleMeter(self._device)
         self._num_steps = 0
-        self._last_decode: PendingResult | None = None
+        self._last_decode: StepOutcome | None = None
         self._profiler = StepProfiler(config.observability.profiler_dir)
         # Rows whose request does not fit the model, with the reason: they fail when they sample.
         self._refused: dict[int, str] = {}
@@ -206,7 +206,9 @@ class Worker:
             rows,
             InputBuilder(rows, groups, max_rows, self._device),
             sampler,
-            PromptScorer(rows, sampler.table, executor),
+            StepFinisher(
+                rows, sampler, PromptScorer(rows, sampler.table, executor), self._refused
+            ),
             adapters=self._open_adapters(model, max_rows),
             graph_step=None,
             mixed_graphs=None,
@@ -260,14 +262,17 @@ class Worker:
     # --- the step ----------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> PendingResult:
+    def execute(self, plan: StepPlan) -> StepOutcome:
         """Queue one step on the device; on a CPU, compute it.
+
+        The tokens of a step with constrained rows are chosen by its ``result`` or by the next call.
 
         Raises:
             RuntimeError: the step failed as a whole.
         """
         started = self._started
         assert started is not None, "the worker is not started"
+        started.finisher.settle()
         self._num_steps += plan.step_id != WARMUP_STEP
         last, self._last_decode = self._last_decode, None
         self._idle.note_end(None if last is None else last.end)
@@ -276,26 +281,14 @@ class Worker:
         # Captured graphs hold the plain model: a step with adapters runs eagerly.
         adapted = started.adapters is not None and started.adapters.select(plan)
         if started.graph_step is not None and not adapted:
-            samples = started.graph_step.execute(plan)
-            if samples is not None:
-                pending = PendingResult(
-                    plan.step_id, plan.rows, samples, [], self._refused, started.sampler.failures
-                )
-                self._last_decode = pending
-                return pending
+            launched = started.graph_step.execute(plan)
+            if launched is not None:
+                self._last_decode = started.finisher.decode(plan, launched)
+                return self._last_decode
         inputs = started.builder.build(plan)
         staged = started.sampler.stage(inputs.sampling)
         output = started.executor.run(inputs.model, eager=adapted)
-        samples = started.sampler.sample(output.logits, staged)
-        _write_back(started.rows, inputs, samples.token_ids)
-        return PendingResult(
-            plan.step_id,
-            inputs.sampling.rows,
-            samples,
-            started.scorer.score(plan, output.hidden),
-            self._refused,
-            started.sampler.failures,
-        )
+        return started.finisher.batch(plan, inputs, staged, output)
 
     def stats(self) -> WorkerStats:
         """How steps ran."""
@@ -337,8 +330,3 @@ class Worker:
             except Exception:
                 logger.exception("row %d: its sampling could not be prepared", row)
                 self._refused[row] = "internal error while its sampling was prepared"
-
-
-def _write_back(rows: Rows, inputs: StepInputs, token_ids: torch.Tensor) -> None:
-    """Put every sampled token into its row, where the next step reads it."""
-    rows.token_ids.view(-1)[inputs.write_index] = token_ids.int()

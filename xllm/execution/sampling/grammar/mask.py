@@ -2,8 +2,9 @@
 
 The order of things within a step matters: the device computes the forward pass, already queued,
 while the host waits for the step before, lets the matchers take its tokens and fills the masks of
-this one. ``apply`` does all of that, so it is called after the forward pass was queued, and after
-every other rule, whose kernels then need not wait.
+this one. ``apply`` does all of that, so it is called after the forward pass was queued (by a worker
+that has no better use for the loop's thread: see ``DeferredResult``), and after every other rule,
+whose kernels then need not wait.
 """
 
 from __future__ import annotations
@@ -112,9 +113,16 @@ class GrammarMask:
         """Set the logits of what the grammars do not allow to -inf; waits for the step before."""
         batch = self._batch[2]
         assert batch is not None
-        self._advance()
-        masks = self._fill(batch)
+        masks = self.next_masks()
         ops.mask_logits(logits, batch.entries_index, masks.to(self._device, non_blocking=True))
+
+    def next_masks(self) -> torch.Tensor:
+        """Masks (C, W) of the staged step, on the host, overwritten by the next ones; waits for the
+        step before."""
+        batch = self._batch[2]
+        assert batch is not None
+        self._advance()
+        return self._fill(batch)
 
     def accept(self, step: SamplingStep, tokens: torch.Tensor) -> None:
         """Have the sampled tokens of constrained rows copied to where ``apply`` finds them."""
@@ -142,6 +150,9 @@ class GrammarMask:
         entries = np.flatnonzero(self._used[rows])
         if not entries.size:
             return None
+        # Matchers that exclude each other stand together: see ``MaskFiller``.
+        lanes = [self._rows[row].lane for row in rows[entries].tolist()]
+        entries = entries[np.argsort(lanes, kind="stable")]
         row_ids = rows[entries].tolist()
         return _Batch(
             entries,

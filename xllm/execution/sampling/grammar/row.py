@@ -14,6 +14,7 @@ class GrammarRow:
 
     Attributes:
         matcher: takes the tokens once the grammar has begun.
+        lane: of the matcher; those of one lane cannot work side by side.
         free: whether there is no grammar: anything may follow the thoughts, or the end at any time.
         begun: whether the grammar has; before, anything but the end is free (a thinking model's
             reasoning), as long as its budget lasts.
@@ -21,10 +22,11 @@ class GrammarRow:
         failure: why the row cannot go on.
     """
 
-    __slots__ = ("_thoughts", "begun", "ended", "eos_token_ids", "failure", "free", "matcher")
+    __slots__ = ("_thoughts", "begun", "ended", "eos_token_ids", "failure", "free", "lane", "matcher")
 
     def __init__(self, output: StructuredOutput, grammar: Grammar) -> None:
-        self.matcher = grammar.new_matcher()
+        taken = grammar.new_matcher()
+        self.matcher, self.lane = (None, -1) if taken is None else taken
         self.eos_token_ids = frozenset(grammar.vocabulary.eos_token_ids)
         self.free = output.kind == "free"
         self.begun = not (output.after_token_ids or output.after_text)
