@@ -148,7 +148,7 @@ def test_lanes_change_no_token(truth: Truth, alone: Tokens, monkeypatch: pytest.
     monkeypatch.setattr(Grammar, "new_matcher", dealt)
     engine = TinyEngine(truth.files, overlap=True, grammars=new_cache(max_lanes=3))
     assert engine.run(requests()) == alone
-    assert len({lane for lane in lane_of.values()}) > len(GRAMMARS)
+    assert len(set(lane_of.values())) > len(GRAMMARS)
     assert all(len(order) == len(set(order)) for order in orders), "a lane's rows stand apart"
 
 
@@ -180,7 +180,12 @@ def test_masks_wait_for_nobody(truth: Truth, monkeypatch: pytest.MonkeyPatch):
             request(1, [5], 9),
         ]
     )
-    steady = ["schedule", "fill", "execute", "commit"]  # the masks of a step, the forward of the next
+    steady = [
+        "schedule",
+        "fill",
+        "execute",
+        "commit",
+    ]  # the masks of a step, the forward of the next
     assert log[:6] == ["schedule", "execute", *steady]
     assert log[2:26] == steady * 6
 

@@ -206,9 +206,7 @@ class Worker:
             rows,
             InputBuilder(rows, groups, max_rows, self._device),
             sampler,
-            StepFinisher(
-                rows, sampler, PromptScorer(rows, sampler.table, executor), self._refused
-            ),
+            StepFinisher(rows, sampler, PromptScorer(rows, sampler.table, executor), self._refused),
             adapters=self._open_adapters(model, max_rows),
             graph_step=None,
             mixed_graphs=None,

@@ -76,6 +76,13 @@ class GrammarMask:
         """Rows that have a grammar."""
         return len(self._rows)
 
+    @property
+    def entries(self) -> Int64Array:
+        """(C,) which of the staged step's rows have a grammar, in the order of ``next_masks``."""
+        batch = self._batch[2]
+        assert batch is not None
+        return batch.entries
+
     def add_request(self, request: RowRequest) -> None:
         """Take over a row's grammar, if it has one, and replay what it sampled before.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from xllm.core.grammar import Grammar
 from xllm.core.request.structured import StructuredOutput
@@ -22,11 +23,21 @@ class GrammarRow:
         failure: why the row cannot go on.
     """
 
-    __slots__ = ("_thoughts", "begun", "ended", "eos_token_ids", "failure", "free", "lane", "matcher")
+    __slots__ = (
+        "_thoughts",
+        "begun",
+        "ended",
+        "eos_token_ids",
+        "failure",
+        "free",
+        "lane",
+        "matcher",
+    )
 
     def __init__(self, output: StructuredOutput, grammar: Grammar) -> None:
         taken = grammar.new_matcher()
-        self.matcher, self.lane = (None, -1) if taken is None else taken
+        self.matcher: Any = None if taken is None else taken.matcher
+        self.lane = -1 if taken is None else taken.lane
         self.eos_token_ids = frozenset(grammar.vocabulary.eos_token_ids)
         self.free = output.kind == "free"
         self.begun = not (output.after_token_ids or output.after_text)
