@@ -162,7 +162,8 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(model: Path) -> None:
 
 def test_a_drain_ends_after_the_shutdown_timeout(model: Path) -> None:
     with running(model, "--shutdown-timeout", "0.3") as server:
-        stream = Reader(server, max_tokens=500).wait_begun()
+        # Far more than it can finish before the timeout.
+        stream = Reader(server, max_tokens=500, n=64).wait_begun()
         begin = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(10) == 0
@@ -223,7 +224,7 @@ def test_inner_sockets_have_no_name_once_connected(model: Path) -> None:
 
 
 def test_the_engine_entry_refuses_to_run_without_a_server() -> None:
-    command = [sys.executable, "-m", "xllm.assembly.process_main", "0"]
+    command = [sys.executable, "-m", "xllm.assembly.process_start", "0", "cpu"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
     assert done.returncode != 0
     assert KEY.encode() not in done.stderr

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from xllm.assembly.control_link import Launch
 from xllm.assembly.launcher import EngineProcess
 from xllm.assembly.observer import RequestObserver
+from xllm.assembly.spawn import SpawnedEngine
 from xllm.assembly.stats_log import StatsLog
 from xllm.core.channels import ClientChannel, SocketFolder
 from xllm.core.config import ServerConfig, XllmConfig
@@ -67,6 +68,7 @@ class ProcessEngineClient:
         metrics: the server's instruments.
         on_progress: called with each start-up message of the engine.
         on_death: called once when the engine has ended unasked, after its requests have failed.
+        spawned: its process, if it runs already.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class ProcessEngineClient:
         metrics: ServerMetrics,
         on_progress: Callable[[EngineProgress], None],
         on_death: Callable[[], None],
+        spawned: SpawnedEngine | None = None,
     ) -> None:
         self._max_sequences = config.scheduler.max_num_seqs + config.scheduler.max_waiting
         self._metrics = metrics
@@ -104,10 +107,10 @@ class ProcessEngineClient:
         )
         # The engine needs nothing of the server's slice, least of all its keys.
         self._engine_config = dataclasses.replace(config, server=ServerConfig())
-        self._process = EngineProcess(self._on_exit)
+        self._process = EngineProcess(self._on_exit, config.execution.device, spawned)
 
     async def spawn(self) -> None:
-        """Start the engine process, which loads its libraries until it is told the model."""
+        """Have the engine process, which loads its libraries until it is told the model."""
         await self._process.start()
 
     async def load(self, files: ModelFiles) -> EngineReady:

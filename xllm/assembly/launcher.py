@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
-import socket
-import sys
+import subprocess
+import threading
 from collections.abc import Callable
 
 import msgspec
 
 from xllm.assembly.control_link import PING, Launch, Pong
+from xllm.assembly.spawn import SpawnedEngine, spawn_engine
 
 
 class EngineProcess:
-    """Starts an engine process and notices at once when it ends.
+    """Starts an engine process, or takes one that was, and notices at once when it ends.
 
     Args:
         on_exit: called once on the loop with a sentence when the process ends unasked.
+        device: see ``spawn_engine``.
+        spawned: a process that was started before.
     """
 
-    def __init__(self, on_exit: Callable[[str], None]) -> None:
+    def __init__(
+        self, on_exit: Callable[[str], None], device: str, spawned: SpawnedEngine | None = None
+    ) -> None:
         self._on_exit = on_exit
-        self._process: asyncio.subprocess.Process | None = None
+        self._device = device
+        self._spawned = spawned
+        self._process: subprocess.Popen[bytes] | None = None
+        self._exit_code: asyncio.Future[int]
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
         self._tasks: list[asyncio.Task[None]] = []
@@ -31,19 +40,10 @@ class EngineProcess:
 
     async def start(self) -> None:
         """Start the process, which then waits for ``launch``."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            fd = theirs.fileno()
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "xllm.assembly.process_main", str(fd)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=sys.stderr,  # stray prints of libraries do not mix with the user's output
-                pass_fds=(fd,),
-                # Ctrl-C in a terminal reaches the server alone, which then drains.
-                start_new_session=True,
-            )
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        spawned = self._spawned or spawn_engine(self._device)
+        self._process = spawned.process
+        self._exit_code = _exit_code(spawned.process)
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=spawned.link)
         self._tasks = [
             asyncio.create_task(self._watch_exit()),
             asyncio.create_task(self._read_pongs()),
@@ -56,7 +56,7 @@ class EngineProcess:
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
-        return self._process is not None and self._process.returncode is None
+        return self._process is not None and not self._exit_code.done()
 
     @property
     def pid(self) -> int | None:
@@ -82,21 +82,20 @@ class EngineProcess:
             return
         self._writer.close()
         try:
-            await asyncio.wait_for(self._process.wait(), grace_seconds)
+            await asyncio.wait_for(asyncio.shield(self._exit_code), grace_seconds)
         except TimeoutError:
             self.kill()
-            await self._process.wait()
+            await self._exit_code
         for task in self._tasks:
             task.cancel()
 
     def kill(self) -> None:
         """End the process at once."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self.alive:
             self._process.kill()
 
     async def _watch_exit(self) -> None:
-        assert self._process is not None
-        code = await self._process.wait()
+        code = await asyncio.shield(self._exit_code)
         if not self._closing:
             self._on_exit(_describe_exit(code))
 
@@ -104,6 +103,20 @@ class EngineProcess:
         while line := await self._reader.readline():
             if self._pong is not None and not self._pong.done():
                 self._pong.set_result(msgspec.json.decode(line, type=Pong))
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
+    """Done on the running loop as soon as the process has ended."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+
+    def wait() -> None:
+        code = process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop is gone
+            loop.call_soon_threadsafe(ended.set_result, code)
+
+    threading.Thread(target=wait, name="engine-exit", daemon=True).start()
+    return ended
 
 
 def _describe_exit(code: int) -> str:

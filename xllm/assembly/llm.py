@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from xllm.assembly.engine_client import ProcessEngineClient
 from xllm.assembly.resolve import resolve_files
+from xllm.assembly.spawn import SpawnedEngine
 from xllm.assembly.text import ModelText, load_text
 from xllm.core.config import XllmConfig
 from xllm.core.messages.server import EngineProgress, EngineReady, EngineStats
@@ -54,9 +55,13 @@ class Services:
     dispatcher: OutputDispatcher
 
 
-def build(config: XllmConfig, on_progress: Callable[[EngineProgress], None]) -> ServingStack:
+def build(
+    config: XllmConfig,
+    on_progress: Callable[[EngineProgress], None],
+    spawned: SpawnedEngine | None = None,
+) -> ServingStack:
     """A serving stack for a language model; see ``assembly.registry.build``."""
-    return ServingStack(config, on_progress)
+    return ServingStack(config, on_progress, spawned)
 
 
 class ServingStack:
@@ -68,10 +73,17 @@ class ServingStack:
     Args:
         config: what was asked for.
         on_progress: told of every phase of the start-up, on the event loop or a thread of it.
+        spawned: the engine process, if it runs already.
     """
 
-    def __init__(self, config: XllmConfig, on_progress: Callable[[EngineProgress], None]) -> None:
+    def __init__(
+        self,
+        config: XllmConfig,
+        on_progress: Callable[[EngineProgress], None],
+        spawned: SpawnedEngine | None = None,
+    ) -> None:
         self._config = config
+        self._spawned = spawned
         self._on_progress = on_progress
         self._metrics = ServerMetrics()
         self._page: Callable[[], bytes] | None = None
@@ -87,7 +99,9 @@ class ServingStack:
             ValueError: the model does not exist or does not fit the configuration.
             EngineFailed: the engine could not start.
         """
-        client = ProcessEngineClient(self._config, self._metrics, self._on_progress, self.died.set)
+        client = ProcessEngineClient(
+            self._config, self._metrics, self._on_progress, self.died.set, self._spawned
+        )
         self._client = client
         # Libraries load there while files are looked for here; then weights there, text here.
         await client.spawn()

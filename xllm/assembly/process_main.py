@@ -1,4 +1,4 @@
-"""The engine process: ``python -m xllm.assembly.process_main FD``. Only a server starts it.
+"""The engine process, as ``process_start`` runs it. Only a server starts one.
 
 It dies with its server: a thread waits for the end of the control link, and once connected the
 kernel kills it when its parent is gone. Signals of the terminal are the server's business.
@@ -23,7 +23,7 @@ from xllm.core.messages.engine import Hello, ToEngine
 from xllm.core.messages.server import EngineDead
 from xllm.core.observability.logging import configure_logging, get_logger
 
-logger = get_logger("xllm.assembly.process_main")  # __name__ is __main__ here
+logger = get_logger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 # A server that started us connects at once; one that does not within this time never will.
@@ -111,7 +111,3 @@ def _connect(channel: ServerChannel, folder: SocketFolder) -> None:
     # From here on there is nothing to clean up, so the kernel may end us without notice.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

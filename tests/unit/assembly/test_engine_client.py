@@ -26,7 +26,7 @@ READY = EngineReady("m", 512, 100, 4096, 8.0)
 class FakeProcess:
     """A process that lives while ``pong`` is set."""
 
-    def __init__(self, on_exit: Callable[[str], None]) -> None:
+    def __init__(self, on_exit: Callable[[str], None], *_: Any) -> None:
         self.exit = on_exit
         self.pong: Pong | None = Pong(0.0)
         self.launched: list[Any] = []

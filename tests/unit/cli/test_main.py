@@ -119,10 +119,13 @@ def test_an_unknown_policy_ends_before_any_engine_starts(flag, value):
 
 
 def test_serve_takes_its_key_from_the_environment_unless_a_flag_gives_one(monkeypatch):
+    from xllm.entrypoints.cli import serve
     from xllm.entrypoints.http import lifecycle
 
     seen = []
-    monkeypatch.setattr(lifecycle, "serve", lambda config: seen.append(config.server.api_key) or 0)
+    keep = seen.append
+    monkeypatch.setattr(serve, "spawn_engine", lambda device: None)
+    monkeypatch.setattr(lifecycle, "serve", lambda config, _: keep(config.server.api_key) or 0)
     monkeypatch.setattr(env, "api_key", lambda: "from-env")
     assert cli.main(["serve"]) == 0
     assert cli.main(["serve", "--api-key", "from-flag"]) == 0

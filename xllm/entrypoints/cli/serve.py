@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from xllm.assembly.spawn import spawn_engine
 from xllm.core.config import env
 from xllm.core.config.flags import add_flags, config_from
 
@@ -17,6 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop."""
     config = config_from(args)
+    engine = spawn_engine(config.execution.device)
+    # Web framework and services load beside the engine's libraries.
     from xllm.entrypoints.http.lifecycle import serve
 
-    return serve(config)
+    return serve(config, engine)

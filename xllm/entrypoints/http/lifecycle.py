@@ -19,6 +19,7 @@ import uvloop
 from xllm.assembly.engine_client import EngineFailed
 from xllm.assembly.llm import ServingStack
 from xllm.assembly.registry import build
+from xllm.assembly.spawn import SpawnedEngine
 from xllm.core.config import ServerConfig, XllmConfig
 from xllm.core.observability.logging import configure_logging, get_logger
 from xllm.entrypoints.http.activity import Activity
@@ -37,24 +38,28 @@ _DEAD_SECONDS = 5.0
 _ECHO_SECONDS = 0.25
 
 
-def serve(config: XllmConfig) -> int:
+def serve(config: XllmConfig, engine: SpawnedEngine) -> int:
     """Serve until told to stop; returns the process's exit code.
 
     A start that fails (port in use, no such model, no memory) prints one line and returns 1.
+
+    Args:
+        config: what was asked for.
+        engine: ends when this process does, or sooner.
     """
     configure_logging(config.observability.log_level, config.observability.log_format)
     _raise_file_limit()
     try:
         listener = bind(config.server)
         with contextlib.closing(listener):
-            return uvloop.run(_Server(config, listener).run())
+            return uvloop.run(_Server(config, listener, engine).run())
     except (ValueError, EngineFailed) as error:
         print(f"xllm: error: {error}", file=sys.stderr)
         return 1
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """A listening socket, so that a port in use fails before anything is loaded.
+    """A listening socket, so that a port in use fails before a model is looked for.
 
     Raises:
         ValueError: the address is taken or not ours; the message names host and port.
@@ -77,13 +82,13 @@ def bind(config: ServerConfig) -> socket.socket:
 class _Server:
     """One run of the server; signals and the engine's death meet in ``_stop``."""
 
-    def __init__(self, config: XllmConfig, listener: socket.socket) -> None:
+    def __init__(self, config: XllmConfig, listener: socket.socket, engine: SpawnedEngine) -> None:
         self._config = config
         self._listener = listener
         self._stop = asyncio.Event()
         self._first_signal = 0.0  # time.monotonic()
         self._report = StartupReport()
-        self._stack: ServingStack = build(config, self._report.progress)
+        self._stack: ServingStack = build(config, self._report.progress, spawned=engine)
         self._activity = Activity()
 
     async def run(self) -> int:

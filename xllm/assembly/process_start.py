@@ -1,0 +1,24 @@
+"""The engine process's first lines: ``python -m xllm.assembly.process_start FD DEVICE``.
+
+The device's driver starts while Python still imports; ``process_main`` does the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from xllm.hardware.cuda_driver import open_first_context
+
+
+def main() -> int:
+    """Run one engine; see ``process_main.main``."""
+    if sys.argv[2] != "cpu":
+        threading.Thread(target=open_first_context, daemon=True).start()
+    from xllm.assembly import process_main
+
+    return process_main.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
