@@ -202,9 +202,10 @@ def pack_linear(weight: Tensor, scale: Tensor | None = None) -> Any:
 
     Args:
         weight: (N, K) in a float dtype, or in 8 bits (int8 or float8_e4m3fn) with
-            ``weight[n] ~= values[n] * scale[n]``. May be kept, so the caller must not write to it
+            ``weight ~= values * scale``. May be kept, so the caller must not write to it
             afterwards.
-        scale: (N,) float32, with 8 bits only.
+        scale: float32, with 8 bits only: (N,), one per output; for float8 also
+            (ceil(N / 128), ceil(K / 128)), one per block of 128 outputs and 128 inputs.
 
     Returns:
         A value for ``linear`` alone; it has ``out_features``.
@@ -218,7 +219,8 @@ def pack_linear(weight: Tensor, scale: Tensor | None = None) -> Any:
 def linear(x: Tensor | QuantizedTokens, packed: Any, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias``: x (T, K), bias (N,) -> (T, N) in the dtype of ``x``.
 
-    With a float8 weight, a platform may round each row of ``x`` to float8 as well.
+    With a float8 weight, a platform may round each row of ``x`` to float8 as well, at a scale per
+    row or, with scales per block, per row and 128 columns.
     """
     assert isinstance(x, Tensor)
     return reference.linear(x, packed, bias)

@@ -6,11 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from xllm.hardware.kernels import reference
 from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.hardware.kernels.reference.fp8 import dequantize_tokens
 from xllm.hardware.kernels.reference.fp8 import quantize_tokens as reference_quantize
 from xllm.hardware.kernels.triton.activation import act_and_mul
 from xllm.hardware.kernels.triton.fp8 import quantize_tokens, scale_width
+from xllm.hardware.kernels.triton.fp8_block import (
+    BlockTile,
+    linear_block,
+    stream_block,
+    tiled_block,
+)
 from xllm.hardware.kernels.triton.linear import PackedLinear, linear, pack_linear
 from xllm.hardware.kernels.triton.norm import fused_add_rms_norm, rms_norm
 
@@ -100,3 +107,70 @@ def test_only_products_in_8_bits_of_several_tokens_want_it(device) -> None:
         assert scale_width(into, 65, torch.bfloat16) == 0
     x = torch.randn(1, 64, device=device).bfloat16()
     assert isinstance(rms_norm(x, torch.ones(64, device=device).bfloat16(), 1e-5, 0, into), Tensor)
+
+
+class TestBlocks:
+    """Weights with a scale per 128 x 128 block."""
+
+    SHAPES = [(256, 384), (200, 300), (64, 128), (130, 2176)]  # (N, K)
+
+    def weight(self, outputs: int, inputs: int, device) -> tuple[Tensor, Tensor]:
+        values = torch.randn(outputs, inputs, device=device).to(FP8)
+        blocks = -(-outputs // 128), -(-inputs // 128)
+        return values, 10 ** (2 * torch.rand(blocks, device=device) - 1) / inputs**0.5
+
+    def expected(self, x: Tensor | QuantizedTokens, weight, scale, bias) -> Tensor:
+        wide = x.double() if isinstance(x, Tensor) else dequantize_tokens(x, 128).double()
+        return wide @ reference.dequantize_weight(weight, scale).double().T + bias.double()
+
+    def assert_close(self, actual: Tensor, expected: Tensor) -> None:
+        assert (actual.double() - expected).norm() <= 4e-3 * expected.norm()
+        torch.testing.assert_close(actual.double(), expected, rtol=2e-2, atol=2e-2)
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize("shares", [1, 2, 3])
+    @pytest.mark.parametrize("tokens", [1, 2, 40])
+    def test_few_tokens(self, shape, shares: int, tokens: int, device) -> None:
+        (outputs, inputs), block_n = shape, 64 if tokens > 1 else 8
+        x = activations(tokens, inputs, device) if tokens > 1 else torch.randn(1, inputs).bfloat16()
+        x = x.to(device) if tokens == 1 else quantize_tokens(x, 128)
+        weight, scale = self.weight(outputs, inputs, device)
+        bias = torch.randn(outputs, device=device).bfloat16()
+        actual = stream_block(x, weight, scale, bias, BlockTile(block_n, k_shares=shares))
+        self.assert_close(actual, self.expected(x, weight, scale, bias))
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize("tile", [BlockTile(128, 64), BlockTile(64, 16)], ids=str)
+    @pytest.mark.parametrize("tokens", [65, 144])
+    def test_many_tokens(self, shape, tile: BlockTile, tokens: int, device) -> None:
+        outputs, inputs = shape
+        x = quantize_tokens(activations(tokens, inputs, device), 128)
+        weight, scale = self.weight(outputs, inputs, device)
+        bias = torch.randn(outputs, device=device).bfloat16()
+        actual = tiled_block(x, weight, scale, bias, tile)
+        self.assert_close(actual, self.expected(x, weight, scale, bias))
+
+    @pytest.mark.parametrize("tokens", [1, 2, 70])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    def test_a_layer_chooses_among_them(self, tokens: int, dtype: torch.dtype, device) -> None:
+        weight, scale = self.weight(256, 256, device)
+        into, x = pack_linear(weight, scale), torch.randn(tokens, 256, device=device).to(dtype)
+        width = 128 if tokens > 1 and dtype != torch.float32 else 0
+        assert scale_width(into, tokens, dtype) == width
+        actual = linear(x, into)
+        assert actual.dtype == dtype
+        read = quantize_tokens(x, width) if width else x
+        self.assert_close(actual, self.expected(read, weight, scale, torch.zeros(256)))
+        if width:
+            assert torch.equal(linear_block(read, weight, scale, None), actual)
+
+    @pytest.mark.parametrize("tokens", [2, 70])
+    def test_what_makes_activations_quantizes_them(self, tokens: int, device) -> None:
+        into = pack_linear(*self.weight(128, 1280, device))
+        weight = torch.rand(1280, device=device).bfloat16()
+        x, gate_up = activations(tokens, 1280, device), activations(tokens, 2560, device)
+        for make in (
+            lambda into: rms_norm(x, weight, 1e-5, into=into),
+            lambda into: act_and_mul(gate_up, "gelu", into),
+        ):
+            assert_same(make(into), quantize_tokens(make(None), 128))

@@ -8,7 +8,12 @@ from xllm.hardware.kernels.reference.attention import paged_attention
 from xllm.hardware.kernels.reference.choose import choose_tokens
 from xllm.hardware.kernels.reference.decode_step import expand_decode
 from xllm.hardware.kernels.reference.encoder_attention import encoder_attention
-from xllm.hardware.kernels.reference.linear import PackedLinear, linear, pack_linear
+from xllm.hardware.kernels.reference.linear import (
+    PackedLinear,
+    dequantize_weight,
+    linear,
+    pack_linear,
+)
 from xllm.hardware.kernels.reference.mask import mask_logits
 from xllm.hardware.kernels.reference.moe import (
     PackedExperts,
@@ -26,6 +31,7 @@ __all__ = [
     "act_and_mul",
     "apply_experts",
     "choose_tokens",
+    "dequantize_weight",
     "encoder_attention",
     "expand_decode",
     "fused_add_rms_norm",

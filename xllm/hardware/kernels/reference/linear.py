@@ -9,11 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 SCALED_DTYPES = (torch.int8, torch.float8_e4m3fn)
+BLOCK = 128  # outputs and inputs that share a scale, where blocks have scales
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """Row-major weight (N, K) in a float dtype, or 8 bits with a float32 scale per output."""
+    """Row-major weight (N, K) in a float dtype, or 8 bits with a float32 scale per output or
+    block."""
 
     weight: Tensor
     scale: Tensor | None = None
@@ -35,7 +37,19 @@ def linear(x: Tensor, packed: PackedLinear, bias: Tensor | None = None) -> Tenso
     """See ``ops.linear``."""
     if packed.scale is None:
         return F.linear(x, packed.weight, bias)
-    out = F.linear(x.float(), packed.weight.float()) * packed.scale
+    if packed.scale.dim() == 2:
+        out = F.linear(x.float(), dequantize_weight(packed.weight, packed.scale))
+    else:
+        out = F.linear(x.float(), packed.weight.float()) * packed.scale
     if bias is not None:
         out += bias
     return out.to(x.dtype)
+
+
+def dequantize_weight(weight: Tensor, scale: Tensor) -> Tensor:
+    """Weight (N, K) of 8 bits times its scales, (N,) or (ceil(N / 128), ceil(K / 128)); float32."""
+    if scale.dim() == 1:
+        return weight.float() * scale[:, None]
+    outputs, inputs = weight.shape
+    by_output = scale.float().repeat_interleave(BLOCK, dim=0)[:outputs]
+    return weight.float() * by_output.repeat_interleave(BLOCK, dim=1)[:, :inputs]

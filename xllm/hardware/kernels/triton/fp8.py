@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
+BLOCK = 128  # outputs and inputs of a weight that share a scale, columns of a token that do
 MAX_STREAMED_FP8_TOKENS = 64
 _UNIT = 16  # the library's product wants both widths in multiples of it
 
@@ -33,6 +34,8 @@ def scale_width(packed: PackedLinear | None, tokens: int, dtype: torch.dtype) ->
     """
     if packed is None or packed.weight.dtype != FP8 or dtype == torch.float32 or tokens < 2:
         return 0
+    if packed.by_block:
+        return BLOCK
     if tokens <= MAX_STREAMED_FP8_TOKENS or _fits_library(packed.weight, dtype):
         return packed.weight.shape[1]
     return 0

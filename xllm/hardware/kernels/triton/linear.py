@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from xllm.hardware.kernels.quantized import QuantizedTokens
-from xllm.hardware.kernels.reference.linear import SCALED_DTYPES
+from xllm.hardware.kernels.reference.linear import SCALED_DTYPES, dequantize_weight
 from xllm.hardware.kernels.triton.fp8 import (
     FP8,
     MAX_STREAMED_FP8_TOKENS,
@@ -25,6 +25,7 @@ from xllm.hardware.kernels.triton.fp8 import (
     quantize_tokens,
     scale_width,
 )
+from xllm.hardware.kernels.triton.fp8_block import linear_block
 from xllm.hardware.kernels.triton.launch import (
     allow_consumers,
     arrival_counters,
@@ -39,7 +40,8 @@ MAX_STREAMED_TOKENS = 16
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """Row-major weight (N, K) in the model's dtype, or 8 bits with a float32 scale per output."""
+    """Row-major weight (N, K) in the model's dtype, or 8 bits with float32 scales: one per output,
+    or a matrix of one per block."""
 
     weight: Tensor
     scale: Tensor | None = None
@@ -48,6 +50,11 @@ class PackedLinear:
     def out_features(self) -> int:
         """Outputs N."""
         return self.weight.shape[0]
+
+    @property
+    def by_block(self) -> bool:
+        """Whether blocks have scales."""
+        return self.scale is not None and self.scale.dim() == 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,33 +73,35 @@ def pack_linear(weight: Tensor, scale: Tensor | None = None) -> PackedLinear:
     if (weight.dtype in SCALED_DTYPES) != (scale is not None):
         raise ValueError("8-bit weights come with a scale, other weights without one")
     if scale is not None:
-        scale = scale.to(torch.float32).reshape(-1).contiguous()
+        scale = scale.to(torch.float32).contiguous()
     return PackedLinear(weight.contiguous(), scale)
 
 
 def linear(x: Tensor | QuantizedTokens, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
     """See ``ops.linear``."""
-    weight = packed.weight
-    tokens = x.shape[0]
-    if not isinstance(x, QuantizedTokens):
-        if not (width := scale_width(packed, tokens, x.dtype)):
-            return _linear(x, packed, bias)
+    tokens, weight, scale = x.shape[0], packed.weight, packed.scale
+    if isinstance(x, Tensor) and (width := scale_width(packed, tokens, x.dtype)):
         x = quantize_tokens(x, width)
+    quantized = isinstance(x, QuantizedTokens)
+    if scale is not None and packed.by_block and (quantized or tokens == 1):
+        return linear_block(x, weight, scale, bias)
+    if not isinstance(x, QuantizedTokens):
+        return _linear(x, packed, bias)
     if tokens <= MAX_STREAMED_FP8_TOKENS:
         tile = choose_tile(tokens, weight, num_multiprocessors(weight.device))
         return stream_linear(x.values, packed, bias, tile, x.scale, x.dtype)
-    assert packed.scale is not None
-    return linear_fp8(x, weight, packed.scale, bias)
+    assert scale is not None
+    return linear_fp8(x, weight, scale, bias)
 
 
 def _linear(x: Tensor, packed: PackedLinear, bias: Tensor | None) -> Tensor:
     """The product of activations that are not quantized."""
-    weight = packed.weight
-    if 0 < x.shape[0] <= MAX_STREAMED_TOKENS:
+    weight, scale = packed.weight, packed.scale
+    if 0 < x.shape[0] <= MAX_STREAMED_TOKENS and not packed.by_block:
         tile = choose_tile(x.shape[0], weight, num_multiprocessors(x.device))
         return stream_linear(x, packed, bias, tile)
-    if packed.scale is not None:
-        weight = (weight.to(torch.float32) * packed.scale[:, None]).to(x.dtype)
+    if scale is not None:
+        weight = dequantize_weight(weight, scale).to(x.dtype)
     return functional.linear(x, weight, bias)
 
 
