@@ -319,7 +319,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--step-tokens", type=int, default=8192)
     parser.add_argument("--eager", action="store_true")
-    parser.add_argument("--quantization", choices=("fp8",))
+    parser.add_argument("--quantization", choices=("fp8", "fp8_block"))
     parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
     arguments = parser.parse_args()
     report: dict[str, Any] = {

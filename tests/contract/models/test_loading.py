@@ -228,7 +228,7 @@ class TestInt8:
             load_tiny(tmp_path, quantization="int8")
 
     def test_unknown_method_lists_the_known(self, reference, tmp_path):
-        with pytest.raises(ValueError, match="unknown quantization 'int3'; known: fp8, int8"):
+        with pytest.raises(ValueError, match="unknown quantization 'int3'; known: fp8, fp8_block"):
             load_tiny(tmp_path, quantization="int3")
 
 

@@ -36,9 +36,10 @@ class ModelConfig:
     )
     quantization: str | None = option(
         None,
-        "Quantize weights while loading, per channel: int8 is weight-only; fp8 needs a GPU of "
-        "compute capability 8.9.",
-        choices=("int8", "fp8"),
+        "Quantize weights while loading: int8 is weight-only, per channel; fp8 (per channel) and "
+        "fp8_block (128 x 128) quantize activations too and need a GPU of compute capability 8.9. "
+        "Checkpoints stored in 8-bit floats need no flag.",
+        choices=("int8", "fp8", "fp8_block"),
     )
     load_format: str = option(
         "auto",

@@ -84,7 +84,7 @@ def check_fp8(config: XllmConfig, platform: Platform) -> None:
             ("quantization", config.model.quantization),
             ("kv-cache-dtype", config.cache.kv_cache_dtype),
         )
-        if value in ("fp8", "fp8_e4m3")
+        if value in ("fp8", "fp8_block", "fp8_e4m3")
     ]
     if asked and not platform.supports_fp8:
         raise ValueError(

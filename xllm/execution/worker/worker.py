@@ -176,6 +176,7 @@ class Worker:
                 quantization=config.quantization,
                 max_model_len=config.max_model_len,
                 seed=config.seed,
+                keep_fp8=platform.supports_fp8,
                 progress=lambda done, total: self._progress(phase, done / max(total, 1)),
             )
 

@@ -38,6 +38,7 @@ class Linear(nn.Module):
     weight: Tensor
     scale: Tensor
     packed: Any
+    stored_as: QuantMethod
     # Low-rank additions (``layers.lora``), or None.
     adapters: Adapters | None = None
 
@@ -67,7 +68,8 @@ class Linear(nn.Module):
         for name, rows in self.shards or ((own_name, self.out_features),):
             path = f"{parent}.{name}" if parent else name
             load = functools.partial(self._load_rows, start)
-            yield f"{path}.weight", Target((rows, self.in_features), load)
+            shape = (rows, self.in_features)
+            yield f"{path}.weight", Target(shape, load, scaled=self.method.takes_scaled)
             if self.bias is not None:
                 load = functools.partial(self._load_bias, start)
                 yield f"{path}.bias", Target((rows,), load)

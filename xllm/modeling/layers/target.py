@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal, Protocol, runtime_checkable
-
-from torch import Tensor
+from typing import Any, Literal, Protocol, runtime_checkable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -15,16 +13,18 @@ class Target:
     """A slot for one checkpoint tensor.
 
     ``load`` receives a tensor of ``shape`` in any float dtype, on any device, and keeps no
-    reference to it. With ``extra_rows``, a checkpoint may bring more rows (vocabulary padded for
-    alignment); those beyond ``shape[0]`` are dropped. ``dummy`` says how to fill the slot without
-    a checkpoint. An ``optional`` slot keeps its default where a checkpoint has nothing for it.
+    reference to it; where ``scaled``, also a ``ScaledTensor``. With ``extra_rows``, a checkpoint
+    may bring more rows (vocabulary padded for alignment); those beyond ``shape[0]`` are dropped.
+    ``dummy`` says how to fill the slot without a checkpoint. An ``optional`` slot keeps its default
+    where a checkpoint has nothing for it.
     """
 
     shape: tuple[int, ...]
-    load: Callable[[Tensor], None]
+    load: Callable[[Any], None]
     dummy: Literal["normal", "zeros", "ones"] = "normal"
     extra_rows: bool = False
     optional: bool = False
+    scaled: bool = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether a checkpoint tensor of ``shape`` may be loaded here."""

@@ -18,6 +18,8 @@ class QuantMethod(Protocol):
     ``after_load``, then ``apply`` any number of times.
     """
 
+    takes_scaled: bool  # ``load_rows`` takes ``weights.scaled.ScaledTensor`` too
+
     def create_weights(self, layer: Linear) -> None:
         """Allocate the layer's storage as attributes of ``layer``."""
         ...

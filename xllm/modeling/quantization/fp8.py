@@ -23,6 +23,8 @@ _CHUNK_VALUES = 1 << 24  # quantized at a time, which bounds the float32 interme
 class Method:
     """Implements ``QuantMethod``."""
 
+    takes_scaled = False
+
     def create_weights(self, layer: Linear) -> None:
         shape = layer.out_features, layer.in_features
         layer.weight = torch.empty(shape, dtype=torch.float8_e4m3fn)

@@ -20,6 +20,8 @@ _CHUNK_VALUES = 1 << 18  # quantized at a time, so that intermediates stay in th
 class Method:
     """Implements ``QuantMethod``."""
 
+    takes_scaled = False
+
     def create_weights(self, layer: Linear) -> None:
         layer.weight = torch.empty(layer.out_features, layer.in_features, dtype=torch.int8)
         layer.scale = torch.empty(layer.out_features, dtype=torch.float32)

@@ -13,6 +13,8 @@ from xllm.modeling.layers.linear import Linear
 class Method:
     """Float weights, packed by the platform. Implements ``QuantMethod``."""
 
+    takes_scaled = False
+
     def create_weights(self, layer: Linear) -> None:
         layer.weight = torch.empty(layer.out_features, layer.in_features, dtype=layer.dtype)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from xllm.modeling.weights.scaled import ScaledTensor
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
@@ -21,6 +24,9 @@ class Checkpoint(Protocol):
         """Stored size of a tensor."""
         ...
 
-    def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Read tensors. Each is borrowed until the next is read: memory may be reused."""
+    def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor | ScaledTensor]]:
+        """Read tensors. Each is borrowed until the next is read: memory may be reused.
+
+        Only ``ScaledCheckpoint`` makes ``ScaledTensor``s.
+        """
         ...

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from xllm.core.config.files import ModelFiles
 from xllm.modeling.layers.target import Loadable, Target
@@ -19,6 +19,7 @@ from xllm.modeling.models.registry import resolve
 from xllm.modeling.quantization import load_method
 from xllm.modeling.weights.checkpoint import Checkpoint, Progress
 from xllm.modeling.weights.dummy import DummyCheckpoint
+from xllm.modeling.weights.scaled import ScaledCheckpoint, stores_fp8
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ def load_model(
     quantization: str | None = None,
     max_model_len: int | None = None,
     seed: int = 0,
+    keep_fp8: bool = False,
     progress: Progress | None = None,
 ) -> CausalLM:
     """Build and load a model that generates, on the default torch device.
@@ -48,6 +50,8 @@ def load_model(
         quantization: name of a quantization method, or None.
         max_model_len: longest sequence to serve; None takes what the model allows.
         seed: of dummy weights.
+        keep_fp8: weights that the checkpoint stores in 8-bit floats stay as they are (and
+            ``quantization`` "fp8" asks for no more); otherwise they are dequantized first.
         progress: called with bytes done and in total.
 
     Raises:
@@ -55,7 +59,8 @@ def load_model(
             it allows, or the checkpoint lacks a tensor or has one of the wrong shape.
     """
     model: CausalLM = _family(files).from_hf_config(
-        text_config(files.config), **_options(files, dtype, quantization, max_model_len)
+        text_config(files.config),
+        **_options(files, dtype, quantization, max_model_len, keep_fp8),
     )
     load_weights(model, _open(files, model, seed), progress)
     return model.eval()
@@ -68,6 +73,7 @@ def load_pooling_model(
     quantization: str | None = None,
     max_model_len: int | None = None,
     seed: int = 0,
+    keep_fp8: bool = False,
     progress: Progress | None = None,
 ) -> PoolingModel:
     """The same for a model that answers with vectors: an encoder, or a decoder without its head.
@@ -76,7 +82,7 @@ def load_pooling_model(
     """
     assert files.pooling is not None
     config, family = text_config(files.config), _family(files)
-    options = _options(files, dtype, quantization, max_model_len)
+    options = _options(files, dtype, quantization, max_model_len, keep_fp8)
     model: PoolingModel
     if hasattr(family, "pooling_from_hf_config"):
         model = family.pooling_from_hf_config(config, files.pooling, **options)
@@ -88,17 +94,20 @@ def load_pooling_model(
 
 
 def _family(files: ModelFiles) -> ModuleType:
-    config = text_config(files.config)
-    if (stored := config.get("quantization_config")) is not None:
-        method = stored.get("quant_method") if isinstance(stored, dict) else stored
-        raise ValueError(f"config.json: checkpoints quantized with {method!r} are not supported")
-    return resolve(config)
+    return resolve(text_config(files.config))
 
 
 def _options(
-    files: ModelFiles, dtype: torch.dtype, quantization: str | None, max_model_len: int | None
+    files: ModelFiles,
+    dtype: torch.dtype,
+    quantization: str | None,
+    max_model_len: int | None,
+    keep_fp8: bool,
 ) -> dict[str, Any]:
     """What every family's ``from_hf_config`` is told beside the config."""
+    stored = stores_fp8(text_config(files.config))
+    if stored and keep_fp8 and quantization in (None, "fp8"):
+        quantization = "fp8_stored"
     return {
         "method": load_method(quantization),
         "dtype": dtype,
@@ -135,6 +144,8 @@ def load_weights(model: AnyModel, checkpoint: Checkpoint, progress: Progress | N
     done = 0
     for stored_name, tensor in checkpoint.tensors(stored_names):
         target, layer = targets[stored_names[stored_name]]
+        if not isinstance(tensor, Tensor) and not target.scaled:
+            tensor = tensor.dequantize()
         target.load(tensor)
         waiting[id(layer)] -= 1
         if not waiting[id(layer)]:
@@ -215,4 +226,5 @@ def _open(files: ModelFiles, model: AnyModel, seed: int) -> Checkpoint:
         return GgufCheckpoint(files.weights[0])
     from xllm.modeling.weights.safetensors import SafetensorsCheckpoint
 
-    return SafetensorsCheckpoint(files.weights)
+    checkpoint = SafetensorsCheckpoint(files.weights)
+    return ScaledCheckpoint(checkpoint) if stores_fp8(text_config(files.config)) else checkpoint

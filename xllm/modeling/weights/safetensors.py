@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
+_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 
 
 class SafetensorsCheckpoint:
