@@ -1,5 +1,6 @@
 """Starting, draining and dying: nothing hangs, nothing is left behind."""
 
+import contextlib
 import json
 import random
 import signal
@@ -158,6 +159,22 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(model: Path) -> None:
         assert json.loads(stream.events[-2])["choices"][0]["finish_reason"] == "length"
         assert server.process.wait(10) == 0
         assert gone([engine]) and leftovers() <= before
+
+
+def test_a_drain_waits_for_what_is_made_in_the_background(model: Path) -> None:
+    with running(model) as server:
+        body = {"model": "tiny", "input": "Hi", "background": True, "ignore_eos": True}
+        made = server.http.post("/v1/responses", json={**body, "max_output_tokens": 240}).json()
+        server.process.send_signal(signal.SIGTERM)
+        seen = []
+        with contextlib.suppress(httpx.TransportError):
+            while True:
+                seen.append(server.http.get(f"/v1/responses/{made['id']}").json()["status"])
+                time.sleep(0.02)
+        assert server.process.wait(30) == 0
+        assert "draining" in server.log and "unfinished" not in server.log
+        assert seen.count("in_progress") > 3, seen
+        assert set(seen) <= {"in_progress", "completed"}
 
 
 def test_a_drain_ends_after_the_shutdown_timeout(model: Path) -> None:

@@ -135,6 +135,17 @@ class ServingStack:
         if self._client is not None:
             self._client.drain(self._config.server.shutdown_timeout)
 
+    @property
+    def num_background(self) -> int:
+        """Answers in the making that no open connection waits for."""
+        return self.services.responses.num_background if self.services is not None else 0
+
+    async def wait_background(self, timeout_seconds: float) -> bool:
+        """Whether there are none of those within the time."""
+        if self.services is None:
+            return True
+        return await self.services.responses.wait_background(timeout_seconds)
+
     def fail_open(self, message: str) -> None:
         """End every open request with an error."""
         if self._client is not None:

@@ -3,13 +3,17 @@
 import asyncio
 import time
 
+import msgspec
 import pytest
 
+from tests.fakes.services import Stack
 from xllm.frontend.intake.cost import intake_chars
 from xllm.frontend.intake.responses import messages_of
 from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.protocol.adapters import LoadAdapterRequest
 from xllm.frontend.protocol.chat import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
+from xllm.frontend.protocol.completions import CompletionRequest
+from xllm.frontend.protocol.decode import decode_request
 from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.protocol.responses import InputItem
 from xllm.frontend.services.adapters import AdapterService
@@ -73,3 +77,47 @@ def test_an_adapter_whose_client_went_away_is_served_all_the_same() -> None:
         assert served.adapter("a") == 7
 
     asyncio.run(scenario())
+
+
+MANY = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        (b"[" + b",".join([b"[]"] * MANY) + b"]", "at most 131072 arrays and objects"),
+        (b"[" + b",".join([b'{"a":1}'] * (MANY // 8)) + b",[],{}]", "at most 131072 arrays"),
+        (b"[" + b",".join([b'""'] * MANY) + b"]", "at most 262144 texts"),
+    ],
+)
+def test_a_body_of_countless_values_is_refused_before_it_is_decoded(prompt, told) -> None:
+    begin = time.process_time()
+    with pytest.raises(RequestError, match=told) as caught:
+        decode_request(CompletionRequest, b'{"prompt":' + prompt + b"}")
+    assert caught.value.status == 400
+    assert time.process_time() - begin < 0.5
+
+
+def test_brackets_in_a_text_are_no_arrays() -> None:
+    text = '{["[{\\\\' * MANY
+    body = decode_request(CompletionRequest, msgspec.json.encode({"prompt": text}))
+    assert body.prompt == text
+
+
+def test_no_id_of_a_prompt_that_is_too_long_is_looked_at() -> None:
+    class Ids(list):  # type: ignore[type-arg]
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            raise AssertionError("looked at")
+
+    stack = Stack()
+    body = CompletionRequest(prompt=Ids([5] * 1000))
+    assert intake_chars(body) == 1000
+    with pytest.raises(RequestError, match="1000 tokens, which exceeds the context length"):
+        stack.factory.from_completion(body)
+
+
+def test_more_ids_than_anyone_has_are_not_detokenized() -> None:
+    from xllm.frontend.protocol.tokenize import DetokenizeRequest
+
+    with pytest.raises(RequestError, match="tokens must have at most 131072 entries"):
+        asyncio.run(Stack().tokenize.detokenize(DetokenizeRequest(tokens=[5] * (1 << 18))))

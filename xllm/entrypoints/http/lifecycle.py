@@ -131,11 +131,22 @@ class _Server:
     async def _drain(self) -> None:
         timeout = self._config.server.shutdown_timeout
         self._stack.drain()
-        logger.info("draining: %d requests, at most %g s", self._activity.num_active, timeout)
-        if not await self._activity.wait_idle(timeout):
-            logger.warning("ending %d unfinished requests", self._activity.num_active)
+        logger.info("draining: %d requests, at most %g s", self._num_owed, timeout)
+        if not await self._wait_answered(timeout):
+            logger.warning("ending %d unfinished requests", self._num_owed)
             self._stack.fail_open("the server is shutting down")
-            await self._activity.wait_idle(1.0)
+            await self._wait_answered(1.0)
+
+    @property
+    def _num_owed(self) -> int:
+        return self._activity.num_active + self._stack.num_background
+
+    async def _wait_answered(self, timeout_seconds: float) -> bool:
+        """Whether every answer was given within the time, also those that nobody waits for."""
+        begin = time.monotonic()
+        if not await self._stack.wait_background(timeout_seconds):
+            return False
+        return await self._activity.wait_idle(timeout_seconds - (time.monotonic() - begin))
 
     def _warn_if_open(self) -> None:
         host = self._listener.getsockname()[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from xllm.frontend.intake.messages import num_chars
 from xllm.frontend.intake.structured import asks_for_grammar
 from xllm.frontend.protocol.chat import ChatCompletionRequest
@@ -14,6 +16,13 @@ _MESSAGE_CHARS = 64
 _UNKNOWN_CHARS = 1 << 16
 
 
+def input_chars(entries: str | Sequence[str | int | Sequence[int]]) -> int:
+    """Characters and token ids of texts, lists of ids, or one such."""
+    if isinstance(entries, str) or not entries or isinstance(entries[0], int):
+        return len(entries)  # of however many ids, without a look at each
+    return sum(1 if isinstance(entry, int) else len(entry) for entry in entries)
+
+
 def intake_chars(body: ChatCompletionRequest | CompletionRequest | TokenizeRequest) -> int:
     """Characters to render and tokenize, token ids counted as one each."""
     total = 0
@@ -22,8 +31,7 @@ def intake_chars(body: ChatCompletionRequest | CompletionRequest | TokenizeReque
         if asks_for_grammar(body):
             total += _UNKNOWN_CHARS
     if isinstance(body, CompletionRequest):
-        entries = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        return total + sum(1 if isinstance(entry, int) else len(entry) for entry in entries)
+        return total + input_chars(body.prompt)
     if isinstance(body, TokenizeRequest):
         total += len(body.prompt or "") + len(body.content or "")
     messages = body.messages or []

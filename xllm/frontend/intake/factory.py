@@ -313,6 +313,8 @@ class RequestFactory:
         entries = [prompt] if isinstance(prompt, str) else prompt
         if not entries:
             raise ValueError("prompt must not be empty")
+        if isinstance(entries[0], int) and len(entries) > self.limits.max_model_len:
+            self.limits.check_prompt("prompt", entries, 0)  # type: ignore[arg-type]
         if all(type(entry) is int for entry in entries):
             return [None], [entries]  # type: ignore[list-item]
         self.limits.check_sequences(len(entries), n)

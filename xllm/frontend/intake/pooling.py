@@ -142,7 +142,11 @@ class PoolingFactory:
     ) -> list[PreparedRequest]:
         if isinstance(entries, str):
             entries = [entries]
-        elif entries and all(type(entry) is int for entry in entries):
+        elif entries and isinstance(entries[0], int):
+            if options.truncate is None and len(entries) > self.limits.max_model_len:
+                self.limits.check_prompt(field, entries, 0)  # type: ignore[arg-type]
+            if not all(type(entry) is int for entry in entries):
+                raise ValueError(f"{field} must hold only strings, only ids or only lists of ids")
             entries = [entries]  # type: ignore[list-item]
         self.limits.check_entries(field, len(entries))
         texts = [entry for entry in entries if isinstance(entry, str)]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from xllm.core.utils.arrays import Float32Array
+from xllm.frontend.intake.cost import input_chars
 from xllm.frontend.intake.factory import PreparedRequest
 from xllm.frontend.intake.pooling import PoolingFactory
 from xllm.frontend.intake.served import ServedModels
@@ -189,9 +190,7 @@ class PoolingService:
         add_special_tokens: bool | None,
     ) -> tuple[Float32Array, PoolingUsage]:
         options, special = factory.options(body), add_special_tokens is not False
-        cost = len(entries)
-        if not isinstance(entries, str):
-            cost = sum(1 if isinstance(entry, int) else len(entry) for entry in entries)
+        cost = input_chars(entries)
         return await self._run(
             await off_loop(
                 cost, lambda: factory.inputs(entries, options, add_special_tokens=special)

@@ -14,6 +14,15 @@ from xllm.frontend.protocol.chat import ChatMessage
 from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.protocol.responses import Response
 
+# What an entry takes beside its bytes: three objects, an id, a place in the order.
+_ENTRY_BYTES = 768
+_Items = list[dict[str, Any]]
+
+_encoder = msgspec.msgpack.Encoder()
+_decode_response = msgspec.msgpack.Decoder(Response).decode
+_decode_items = msgspec.msgpack.Decoder(_Items).decode
+_decode_messages = msgspec.msgpack.Decoder(list[ChatMessage]).decode
+
 
 @dataclasses.dataclass(slots=True)
 class StoredResponse:
@@ -25,17 +34,29 @@ class StoredResponse:
     response: Response
     input_items: Sequence[dict[str, Any]]
     messages: Sequence[ChatMessage]
-    size: int = 0
-    expires: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Entry:
+    """A stored response as bytes: objects would take many times the memory of their text."""
+
+    response: bytes
+    input_items: bytes
+    messages: bytes
+    expires: float
+
+    @property
+    def size(self) -> int:
+        return len(self.response) + len(self.input_items) + len(self.messages) + _ENTRY_BYTES
 
 
 class ResponseStore:
     """Finds responses by id. The oldest go first when there are too many bytes.
 
-    Ids are random: who knows one may read the response.
+    Ids are random: who knows one may read the response. What is read is a copy.
 
     Args:
-        max_bytes: of all entries, as JSON.
+        max_bytes: of memory for all entries.
         ttl_seconds: an entry's life since it was last put.
         clock: seconds.
     """
@@ -46,7 +67,7 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._ttl_seconds = ttl_seconds
         self._clock = clock
-        self._entries: OrderedDict[str, StoredResponse] = OrderedDict()  # by expiry
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # by expiry
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -57,36 +78,46 @@ class ResponseStore:
         self._expire()
         return response_id in self._entries
 
-    def put(self, entry: StoredResponse) -> None:
+    def put(self, stored: StoredResponse) -> None:
         """Keep a response, in the place of an earlier state of it. One that is too large is not."""
-        self._drop(entry.response.id)
-        parts = (entry.response, entry.input_items, entry.messages)
-        entry.size = len(msgspec.json.encode(parts))
-        entry.expires = self._clock() + self._ttl_seconds
+        self._drop(stored.response.id)
+        entry = _Entry(
+            _encode(stored.response),
+            _encode(stored.input_items),
+            _encode(stored.messages),
+            self._clock() + self._ttl_seconds,
+        )
         if entry.size > self._max_bytes:
             return
-        self._entries[entry.response.id] = entry
+        self._entries[stored.response.id] = entry
         self.num_bytes += entry.size
         self._expire()
         while self.num_bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))
 
-    def get(self, response_id: str, field: str | None = None) -> StoredResponse:
+    def response(self, response_id: str) -> Response:
         """A response that is still kept.
 
         Raises:
-            RequestError: 404; ``field`` is the request's field that named it.
+            RequestError: 404; it is not.
         """
-        self._expire()
-        entry = self._entries.get(response_id)
-        if entry is None:
-            message = f"response {response_id[:64]!r} does not exist, or is kept no longer"
-            raise RequestError(404, message, param=field, code="response_not_found")
-        return entry
+        return _decode_response(self._get(response_id).response)
+
+    def input_items(self, response_id: str) -> _Items:
+        """What was asked for a response; raises as ``response`` does."""
+        return _decode_items(self._get(response_id).input_items)
+
+    def messages(self, response_id: str, field: str) -> list[ChatMessage]:
+        """The conversation up to and with a response, which ``field`` of a request names.
+
+        Raises:
+            RequestError: 404 for the field.
+        """
+        return _decode_messages(self._get(response_id, field).messages)
 
     def delete(self, response_id: str) -> None:
-        """Forget a response; raises as ``get`` does."""
-        self.get(response_id)
+        """Forget a response; raises as ``response`` does."""
+        self._get(response_id)
         self._drop(response_id)
 
     def check(self) -> None:
@@ -94,15 +125,28 @@ class ResponseStore:
         assert self.num_bytes == sum(entry.size for entry in self._entries.values())
         assert self.num_bytes <= self._max_bytes
 
+    def _get(self, response_id: str, field: str | None = None) -> _Entry:
+        self._expire()
+        entry = self._entries.get(response_id)
+        if entry is None:
+            message = f"response {response_id[:64]!r} does not exist, or is kept no longer"
+            raise RequestError(404, message, param=field, code="response_not_found")
+        return entry
+
     def _expire(self) -> None:
         now = self._clock()
         while self._entries:
-            oldest = next(iter(self._entries.values()))
+            response_id, oldest = next(iter(self._entries.items()))
             if oldest.expires > now:
                 return
-            self._drop(oldest.response.id)
+            self._drop(response_id)
 
     def _drop(self, response_id: str) -> None:
         entry = self._entries.pop(response_id, None)
         if entry is not None:
             self.num_bytes -= entry.size
+
+
+def _encode(value: object) -> bytes:
+    # A copy: the encoder's own has room to grow by half.
+    return bytes(memoryview(_encoder.encode(value)))

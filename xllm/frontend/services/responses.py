@@ -61,9 +61,7 @@ class ResponseService:
         """
         before: list[ChatMessage] = []
         if body.previous_response_id is not None:
-            before = list(
-                self._store.get(body.previous_response_id, "previous_response_id").messages
-            )
+            before = self._store.messages(body.previous_response_id, "previous_response_id")
         try:
             chat = chat_of(body, before)
         except ValueError as error:
@@ -82,7 +80,7 @@ class ResponseService:
 
     def get(self, response_id: str) -> Response:
         """A response that is kept; raises ``RequestError`` (404) for any other."""
-        return self._store.get(response_id).response
+        return self._store.response(response_id)
 
     def delete(self, response_id: str) -> DeletedResponse:
         """Forget a response, and stop making it; raises as ``get`` does."""
@@ -104,7 +102,20 @@ class ResponseService:
         if (task := self._background.get(response_id)) is not None:
             task.cancel()
             await asyncio.wait([task])
+            response = self.get(response_id)
         return response
+
+    @property
+    def num_background(self) -> int:
+        """Responses that are made in the background now."""
+        return len(self._background)
+
+    async def wait_background(self, timeout_seconds: float) -> bool:
+        """Whether those that are made in the background now came to an end within the time."""
+        if not self._background:
+            return True
+        _, unfinished = await asyncio.wait(self._background.values(), timeout=timeout_seconds)
+        return not unfinished
 
     def input_items(
         self, response_id: str, *, limit: int = _PAGE_ITEMS, order: str = "desc", after: str = ""
@@ -118,7 +129,7 @@ class ResponseService:
             raise RequestError.bad_field("limit", f"must be between 1 and {_MAX_PAGE_ITEMS}")
         if order not in ("asc", "desc"):
             raise RequestError.bad_field("order", "must be asc or desc")
-        items = list(self._store.get(response_id).input_items)
+        items = self._store.input_items(response_id)
         if order == "desc":
             items.reverse()
         if after:

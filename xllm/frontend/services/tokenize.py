@@ -14,6 +14,8 @@ from xllm.frontend.protocol.tokenize import (
 )
 from xllm.frontend.services.shared import off_loop
 
+_MAX_IDS = 1 << 17  # to detokenize at once, unless a context is longer
+
 
 class TokenizeService:
     """Shows how a text or conversation becomes tokens, and back.
@@ -47,8 +49,12 @@ class TokenizeService:
             RequestError: an id is not in the vocabulary.
         """
         self._served.adapter(body.model)
+        limits = self._factory.limits
+        most = max(limits.max_model_len, _MAX_IDS)
+        if len(body.tokens) > most:
+            raise RequestError.bad_field("tokens", f"must have at most {most} entries")
         try:
-            self._factory.limits.check_ids("tokens", body.tokens)
+            limits.check_ids("tokens", body.tokens)
         except ValueError as error:
             raise RequestError.from_value_error(error) from None
         text = await off_loop(
