@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.contract.equivalence.test_grammars import GRAMMARS, new_cache
 from tests.contract.equivalence.tiny_engine import VOCAB_SIZE, TinyEngine, request, write_checkpoint
-from tests.fakes.graphs import FakeGraphs
+from tests.fakes.graphs import FakeGraph, FakeGraphs
 from xllm.control.scheduler import sharing
 from xllm.core.request.request import Request
 from xllm.execution.executor.runners.full_graph import DecodeOutput, buckets
 from xllm.execution.executor.runners.mixed_graph import MixedOutput, token_buckets
 from xllm.execution.worker import prefix_rows
+from xllm.hardware.kernels import ops
+from xllm.hardware.kernels.binding import implementations
 from xllm.hardware.platforms import cpu
 from xllm.modeling.attention import GraphSupport
 from xllm.modeling.attention import torch as torch_backend
@@ -109,6 +114,40 @@ def test_constrained_rows_replay_graphs(
     ran = engine.worker.stats()
     assert ran.decode_graph_steps >= 6
     assert ran.eager_steps == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_moe"])
+def test_what_a_graph_launches_was_launched_before(
+    family: str, tmp_path: Path, monkeypatch
+) -> None:
+    """A capture must not compile or load: its rehearsal, through fewer layers, did."""
+    files = write_checkpoint(tmp_path, family)
+    launched: set[tuple] = set()
+    unrehearsed: list[set[tuple]] = []
+
+    def note(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            shapes = (tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args)
+            launched.add((name, *(s for s in shapes if isinstance(s, tuple | int | float))))
+            return op(*args, **kwargs)
+
+        return noted
+
+    class Graphs(FakeGraphs):
+        def capture(self, work: Callable[[], Any]) -> FakeGraph:
+            before = set(launched)
+            captured = super().capture(work)
+            unrehearsed.append(launched - before)
+            return captured
+
+    monkeypatch.setattr(cpu.Platform, "graphs", Graphs())
+    monkeypatch.setattr(torch_backend.Backend, "graph_support", GraphSupport.ALWAYS)
+    for name, op in implementations("reference").items():
+        monkeypatch.setattr(ops, name, note(name, op))
+    monkeypatch.setattr(ops, "use_platform", lambda *_, **__: None)
+    TinyEngine(files, max_rows=MAX_ROWS, step_tokens=48)
+    assert {name for name, *_ in launched} > {"paged_attention", "linear", "fused_add_rms_norm"}
+    assert unrehearsed and not any(unrehearsed)
 
 
 def test_graphs_are_captured_largest_first_and_a_batch_takes_the_smallest_that_fits(

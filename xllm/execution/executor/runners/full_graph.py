@@ -96,7 +96,9 @@ class FullGraphRunner:
         """Work that launches every kernel of the graphs: one row, few, and many."""
         sizes = [(size, False) for size in {*self._buckets[:2], self._buckets[-1]}]
         sizes += [(size, True) for size in {*self._prefix_buckets[:1], *self._prefix_buckets[-1:]}]
-        return [functools.partial(self._decode, size, shares) for size, shares in sizes]
+        return [
+            functools.partial(self._decode, size, shares, rehearsal=True) for size, shares in sizes
+        ]
 
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture every bucket, the largest first, so that the others fit into its memory.
@@ -115,7 +117,8 @@ class FullGraphRunner:
             self._staging.load(empty_step(size, shares))
             work = functools.partial(self._decode, size, shares)
             if not self._api.on_demand:
-                work()  # outside capture: compiles kernels, sets libraries up
+                # Outside capture: loads kernels and sets libraries up, once for all layers.
+                self._decode(size, shares, rehearsal=True)
             self._graphs[size, shares] = self._api.capture(work)
             if progress is not None:
                 progress(number + 1, len(wanted))
@@ -160,8 +163,9 @@ class FullGraphRunner:
             output.write_index[:count],
         )
 
-    def _decode(self, size: int, shares: bool) -> DecodeOutput:
-        """What a graph of ``size`` rows records, with shared prefixes or without."""
+    def _decode(self, size: int, shares: bool, *, rehearsal: bool = False) -> DecodeOutput:
+        """What a graph of ``size`` rows records, with shared prefixes or without; or its
+        rehearsal."""
         memory = self._memory
         rows, seq_lens, temperature, *_keys = packed = memory.columns(size)
         input_ids, positions = memory.input_ids[:size], memory.positions[:size]
@@ -196,7 +200,8 @@ class FullGraphRunner:
         context = ForwardContext(
             tuple(metadata), self._kv_caches, self._group_of_layer, self._backend
         )
-        hidden = self._model(input_ids, positions, context)
+        forward = self._model.rehearse if rehearsal else self._model
+        hidden = forward(input_ids, positions, context)
         logits = self._model.compute_narrow_logits(hidden)
         tokens, best = memory.tokens[:size], memory.best_logits[:size]
         ops.sample_tokens(

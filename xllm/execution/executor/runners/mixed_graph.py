@@ -84,13 +84,16 @@ class MixedGraphRunner:
     def rehearsals(self) -> list[Callable[[], object]]:
         """Work that launches every kernel of the graphs."""
         self._memory.clear()
-        return [functools.partial(self._forward, size) for size in {*self._buckets[::8]}]
+        return [
+            functools.partial(self._forward, size, rehearsal=True) for size in self._buckets[::8]
+        ]
 
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture every bucket, the largest first, so that the others fit into its memory."""
         self._memory.clear()
         for number, size in enumerate(reversed(self._buckets)):
-            self._forward(size)  # outside capture: compiles kernels, sets libraries up
+            # Outside capture: loads kernels and sets libraries up, once for all layers.
+            self._forward(size, rehearsal=True)
             self._graphs[size] = self._api.capture(functools.partial(self._forward, size))
             if progress is not None:
                 progress(number + 1, len(self._buckets))
@@ -115,8 +118,8 @@ class MixedGraphRunner:
         output: MixedOutput = graph.output
         return output.hidden[:num_tokens]
 
-    def _forward(self, size: int) -> MixedOutput:
-        """What a graph of ``size`` tokens records."""
+    def _forward(self, size: int, *, rehearsal: bool = False) -> MixedOutput:
+        """What a graph of ``size`` tokens records, or its rehearsal."""
         memory = self._memory
         metadata = tuple(
             AttentionMetadata(
@@ -132,7 +135,8 @@ class MixedGraphRunner:
         for batch in metadata:
             self._backend.plan(batch)
         context = ForwardContext(metadata, self._kv_caches, self._group_of_layer, self._backend)
-        return MixedOutput(self._model(memory.input_ids[:size], memory.positions[:size], context))
+        forward = self._model.rehearse if rehearsal else self._model
+        return MixedOutput(forward(memory.input_ids[:size], memory.positions[:size], context))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
