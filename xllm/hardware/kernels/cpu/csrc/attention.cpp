@@ -22,7 +22,10 @@ constexpr int64_t kKeys = 64;       // keys per block of the softmax
 constexpr int64_t kSplitKeys = 256;  // keys per split of a decode row
 constexpr int64_t kMinTileRows = 96;   // rows (tokens x group) per tile, about
 constexpr int64_t kMaxTileRows = 384;
+constexpr int64_t kSliceKeys = 32;   // keys that a slice of a tile leaves out together; kStep of all
 constexpr float kLowest = -1e30f;   // below every score, and finite: differences stay defined
+constexpr float kSlack = 8.0f;      // weights are at most 2^kSlack
+constexpr double kLog2E = 1.4426950408889634;
 
 struct AttentionArgs {
   const void *q, *k_cache, *v_cache;  // (T, Hq, D); (blocks, block_size, Hk, D) by the strides
@@ -43,10 +46,23 @@ struct Task {
   int64_t slot;          // of the decode's partial result
 };
 
-// Softmax state of one query head.
-struct Running {
-  float highest = kLowest, total = 0.0f;
+// Rows (tokens x group) of a tile whose scores are computed, weighted and used while they lie in the
+// first-level cache: a multiple of the engine's register blocks.
+template <class Engine>
+constexpr int64_t kSliceRows = 42;
+#if defined(XLLM_HAS_TILES)
+template <>
+constexpr int64_t kSliceRows<TileEngine> = 32;
+#endif
+
+// Softmax state of one query head. Weights are 2^(score - reference) with scores in powers of two.
+// The reference is a score seen before; it follows the highest score only when that exceeds it by
+// more than kSlack, so that sums are rarely rescaled.
+struct alignas(64) Running {
+  Lanes total = fill(0.0f);
+  float reference = kLowest;
 };
+constexpr int64_t kRunningFloats = sizeof(Running) / sizeof(float);
 
 template <class T>
 struct Sequence {
@@ -70,42 +86,51 @@ inline int64_t lowest_visible(const AttentionArgs& a, int64_t position) {
   return a.window && position >= a.window ? position - a.window + 1 : 0;
 }
 
-XLLM_INLINE Lanes scaled(const Lanes& products, float scale, float softcap) {
-  if (softcap == 0.0f) return products * fill(scale);
-  return hyperbolic_tangent(products * fill(scale / softcap)) * fill(softcap);
+// How products become scores in powers of two.
+struct Scaling {
+  float scale, softcap;  // softcap * tanh(product * scale); 0 is product * scale
+
+  explicit Scaling(const AttentionArgs& a)
+      : scale(float(a.softcap == 0.0 ? a.scale * kLog2E : a.scale / a.softcap)),
+        softcap(float(a.softcap * kLog2E)) {}
+};
+
+XLLM_INLINE Lanes scores_of(const Lanes& products, const Scaling& scaling) {
+  const Lanes x = products * fill(scaling.scale);
+  return scaling.softcap == 0.0f ? x : hyperbolic_tangent(x) * fill(scaling.softcap);
 }
 
-// Turns the products of one query with kKeys keys, in panels `stride` apart, into weights. Returns
-// the factor that what was summed before must be multiplied with.
-template <class Weight>
-inline float softmax_block(const AttentionArgs& a, const float* products, int64_t stride,
-                           int64_t from, int64_t to, Running& state, Weight* weights) {
-  constexpr int kPanels = kKeys / kLanes;
-  Lanes s[kPanels];
+// Turns the products of one query with PANELS * 16 keys, in panels `stride` apart, into weights; of
+// them keys from .. to are visible. Returns the factor that what was summed before must be
+// multiplied with.
+template <int PANELS, class Weight>
+XLLM_INLINE float softmax_block(const Scaling& scaling, const float* products, int64_t stride,
+                                int64_t from, int64_t to, Running& state, Weight* weights) {
+  Lanes s[PANELS];
   Lanes highest = fill(kLowest);
-  for (int p = 0; p < kPanels; ++p) {
-    s[p] = scaled(load(products + p * stride), float(a.scale), float(a.softcap));
-    if (from > 0 || to < kKeys) {
-      float x[kLanes];
-      store(s[p], x);
-      for (int i = 0; i < kLanes; ++i)
-        if (p * kLanes + i < from || p * kLanes + i >= to) x[i] = -INFINITY;
-      s[p] = load(x);
-    }
+  const bool partial = from > 0 || to < PANELS * kLanes;
+#pragma GCC unroll 4
+  for (int p = 0; p < PANELS; ++p) {
+    s[p] = scores_of(load(products + p * stride), scaling);
+    if (partial) s[p] = only(s[p], int(from) - p * kLanes, int(to) - p * kLanes);
     highest = maximum(s[p], highest);
   }
-  const float before = state.highest, here = largest(highest);
-  if (here > before) state.highest = here;  // a NaN reaches the result through its weight
-  const Lanes shift = fill(state.highest);
-  Lanes total = fill(0.0f);
-  for (int p = 0; p < kPanels; ++p) {
-    const Lanes weight = exponential(s[p] - shift);
+  float factor = 1.0f;
+  if (any_above(highest, state.reference + kSlack)) {  // a NaN reaches the result by its weight
+    const float reference = largest(highest);
+    factor = power_of_two(splat(state.reference - reference))[0];
+    state.reference = reference;
+    state.total = state.total * fill(factor);
+  }
+  const Lanes reference = fill(state.reference);
+  Lanes total = state.total;
+#pragma GCC unroll 4
+  for (int p = 0; p < PANELS; ++p) {
+    const Lanes weight = power_of_two(s[p] - reference);
     store(weight, weights + p * kLanes);
     total = total + weight;
   }
-  float factor = 1.0f;
-  if (before != state.highest) factor = exponential(splat(before - state.highest))[0];
-  state.total = state.total * factor + sum(total);
+  state.total = total;
   return factor;
 }
 
@@ -117,7 +142,10 @@ struct Partials {
   float* data;
   int64_t group, dim;
 
-  float* sums(int64_t slot) const { return data + slot * group * (dim + 2); }
+  static int64_t floats_of(int64_t slots, int64_t group, int64_t dim) {
+    return slots * group * (dim + kRunningFloats);
+  }
+  float* sums(int64_t slot) const { return data + floats_of(slot, group, dim); }
   Running* states(int64_t slot) const {
     return reinterpret_cast<Running*>(sums(slot) + group * dim);
   }
@@ -193,6 +221,7 @@ void decode(const AttentionArgs& a, const Task& task, const Partials& partials) 
   float* q = scratch.get<float>(group * dim + group * kKeys);
   float *scores = q + group * dim, *sums = partials.sums(task.slot);
   Running* states = partials.states(task.slot);
+  const Scaling scaling(a);
   const T* queries = static_cast<const T*>(a.q) + (token * a.q_heads + task.head * group) * dim;
   for (int64_t i = 0; i < group * dim; i += kLanes) {
     store(load(queries + i), q + i);
@@ -218,7 +247,8 @@ void decode(const AttentionArgs& a, const Task& task, const Partials& partials) 
     }
     for (int64_t g = 0; g < group; ++g) {
       float* row = scores + g * kKeys;
-      const float factor = softmax_block(a, row, kLanes, from, to, states[g], row);
+      const float factor =
+          softmax_block<kKeys / kLanes>(scaling, row, kLanes, from, to, states[g], row);
       if (factor != 1.0f)
         for (int64_t i = 0; i < dim; i += kLanes)
           store(load(sums + g * dim + i) * fill(factor), sums + g * dim + i);
@@ -242,21 +272,21 @@ void merge(const AttentionArgs& a, const Task& task, int64_t splits, const Parti
   for (int64_t g = 0; g < group; ++g) {
     Running whole;
     for (int64_t s = 0; s < splits; ++s) {
-      const float here = partials.states(task.slot + s)[g].highest;
-      if (here > whole.highest || here != here) whole.highest = here;
+      const float here = partials.states(task.slot + s)[g].reference;
+      if (here > whole.reference) whole.reference = here;
     }
     float* sums = partials.sums(task.slot) + g * dim;
     for (int64_t s = 0; s < splits; ++s) {
       const Running& part = partials.states(task.slot + s)[g];
-      const float factor = std::exp(part.highest - whole.highest);
-      whole.total += part.total * factor;
+      const float factor = std::exp2(part.reference - whole.reference);
+      whole.total = fma(part.total, fill(factor), whole.total);
       const float* from = partials.sums(task.slot + s) + g * dim;
       for (int64_t i = 0; i < dim; i += kLanes) {
         const Lanes scaled = load(from + i) * fill(factor);
         store(s ? load(sums + i) + scaled : scaled, sums + i);
       }
     }
-    const Lanes factor = fill(1.0f / whole.total);
+    const Lanes factor = fill(1.0f / sum(whole.total));
     for (int64_t i = 0; i < dim; i += kLanes) store(load(sums + i) * factor, out + g * dim + i);
   }
 }
@@ -306,18 +336,21 @@ void tile(const AttentionArgs& a, const Task& task) {
   const int64_t lowest = lowest_visible(a, position);
   const Sequence<T> sequence{a, a.table + task.row * a.table_stride, task.head};
 
-  float* sums = float_scratch.get<float>(rows * dim + rows * kKeys);
-  float* scores = sums + rows * dim;
-  Input* q = input_scratch.get<Input>(rows * depth + kKeys * depth + kKeys * dim + rows * kKeys);
+  constexpr int64_t kRows = kSliceRows<Engine>;
+  float* sums = float_scratch.get<float>(rows * (dim + kRunningFloats) + kRows * kKeys);
+  Running* states = reinterpret_cast<Running*>(sums + rows * dim);
+  float* scores = sums + rows * (dim + kRunningFloats);
+  Input* q = input_scratch.get<Input>(rows * depth + kKeys * depth + kKeys * dim + kRows * kKeys);
   Input *keys = q + rows * depth, *values = keys + kKeys * depth, *weights = values + kKeys * dim;
   std::memset(static_cast<void*>(sums), 0, size_t(rows * dim) * sizeof(float));
-  std::memset(static_cast<void*>(q), 0, size_t(rows * depth) * sizeof(Input));
+  if (depth != dim) std::memset(static_cast<void*>(q), 0, size_t(rows * depth) * sizeof(Input));
   for (int64_t r = 0; r < rows; ++r) {
     const T* from = static_cast<const T*>(a.q) +
                     ((token + r / group) * a.q_heads + task.head * group + r % group) * dim;
     for (int64_t i = 0; i < dim; i += kLanes) store(load(from + i), q + r * depth + i);
+    states[r] = Running();
   }
-  std::vector<Running> states(static_cast<size_t>(rows));
+  const Scaling scaling(a);
   for (int64_t base = lowest / kKeys * kKeys; base < end; base += kKeys) {
     const int64_t from = lowest > base ? lowest - base : 0;
     const int64_t to = end - base < kKeys ? end - base : kKeys;
@@ -331,27 +364,38 @@ void tile(const AttentionArgs& a, const Task& task) {
                           j + 1 < to ? sequence.value(base + j + 1) : nullptr, dim, j, values,
                           kKeys * kLanes);
     const int64_t hidden = base > position ? (base - position) * group : 0;  // rows before base
-    Engine::gemm(rows - hidden, int(kKeys / kLanes), depth, q + hidden * depth, depth, keys,
-                 depth * kLanes, scores + hidden * kLanes, rows * kLanes, false);
-    for (int64_t r = hidden; r < rows; ++r) {
-      const int64_t here = position + r / group, first = lowest_visible(a, here);
-      const int64_t seen_from = first > base ? first - base : 0;
-      const int64_t seen_to = here + 1 - base < kKeys ? here + 1 - base : kKeys;
-      const float factor = softmax_block(a, scores + r * kLanes, rows * kLanes, seen_from, seen_to,
-                                         states[r], weights + r * kKeys);
-      if (factor != 1.0f)
-        for (int64_t i = 0; i < panels; ++i) {
-          float* sum = sums + (i * rows + r) * kLanes;
-          store(load(sum) * fill(factor), sum);
+    for (int64_t row = hidden; row < rows; row += kRows) {
+      const int64_t count = rows - row < kRows ? rows - row : kRows;
+      const int64_t seen = position + (row + count - 1) / group + 1 - base;  // by the last row
+      const auto slice = [&](auto panels_seen) {
+        constexpr int kPanels = panels_seen;
+        Engine::gemm(count, kPanels, depth, q + row * depth, depth, keys, depth * kLanes, scores,
+                     kRows * kLanes, false);
+        for (int64_t r = row; r < row + count; ++r) {
+          const int64_t here = position + r / group, first = lowest_visible(a, here);
+          const int64_t seen_from = first > base ? first - base : 0, seen_to = here + 1 - base;
+          const float factor = softmax_block<kPanels>(scaling, scores + (r - row) * kLanes,
+                                                      kRows * kLanes, seen_from, seen_to,
+                                                      states[r], weights + (r - row) * kKeys);
+          if (factor != 1.0f)
+            for (int64_t i = 0; i < panels; ++i) {
+              float* sum = sums + (i * rows + r) * kLanes;
+              store(load(sum) * fill(factor), sum);
+            }
         }
+        Engine::gemm(count, int(panels), kPanels * kLanes, weights, kKeys, values, kKeys * kLanes,
+                     sums + row * kLanes, rows * kLanes, true);
+      };
+      if (seen <= kSliceKeys)
+        slice(std::integral_constant<int, kSliceKeys / kLanes>());
+      else
+        slice(std::integral_constant<int, kKeys / kLanes>());
     }
-    Engine::gemm(rows - hidden, int(panels), kKeys, weights + hidden * kKeys, kKeys, values,
-                 kKeys * kLanes, sums + hidden * kLanes, rows * kLanes, true);
   }
   for (int64_t r = 0; r < rows; ++r) {
     T* out = static_cast<T*>(a.out) +
              ((token + r / group) * a.q_heads + task.head * group + r % group) * dim;
-    const Lanes factor = fill(1.0f / states[r].total);
+    const Lanes factor = fill(1.0f / sum(states[r].total));
     for (int64_t i = 0; i < panels; ++i)
       store(load(sums + (i * rows + r) * kLanes) * factor, out + i * kLanes);
   }
@@ -402,7 +446,7 @@ void attend(const AttentionArgs& a) {
   static thread_local Scratch scratch;
   const Work work = work_of(a);
   const int64_t group = a.q_heads / a.kv_heads;
-  const Partials partials{scratch.get<float>(work.slots * group * (a.head_dim + 2) + 1), group,
+  const Partials partials{scratch.get<float>(Partials::floats_of(work.slots, group, a.head_dim) + 1), group,
                           a.head_dim};
   const int64_t num_tasks = int64_t(work.tasks.size()), num_decodes = int64_t(work.decodes.size());
 #pragma omp parallel num_threads(num_threads())

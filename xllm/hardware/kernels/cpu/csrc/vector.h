@@ -212,6 +212,30 @@ XLLM_INLINE float largest(const Lanes& v) {
 #endif
 }
 
+// Whether any lane is greater than `limit`; NaN is not.
+XLLM_INLINE bool any_above(const Lanes& v, float limit) {
+#if XLLM_REGISTER_BYTES == 64
+  return _mm512_cmp_ps_mask((__m512)v.r[0], _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
+#elif XLLM_REGISTER_BYTES == 32
+  const ints above = (v.r[0] > splat(limit)) | (v.r[1] > splat(limit));
+  return _mm256_movemask_ps((__m256)above) != 0;
+#else
+  return largest(v) > limit;
+#endif
+}
+
+// Lanes first <= i < last of v, -infinity elsewhere.
+XLLM_INLINE Lanes only(const Lanes& v, int first, int last) {
+  ints lane;
+  for (int j = 0; j < kRegisterLanes; ++j) lane[j] = j;
+  Lanes out;
+  XLLM_EACH_REGISTER(kRegisters) {
+    const ints at = lane + i * kRegisterLanes;
+    out.r[i] = ((at >= first) & (at < last)) ? v.r[i] : splat(-INFINITY);
+  }
+  return out;
+}
+
 // e^x within 2 ulp; 0 below the normal range, exactly 1 at 0, NaN for NaN.
 XLLM_INLINE floats exponential(floats x) {
   const floats low = splat(-87.33654f), high = splat(88.72283f);
@@ -237,6 +261,29 @@ template <int R>
 XLLM_INLINE Pack<R> exponential(const Pack<R>& x) {
   Pack<R> v;
   XLLM_EACH_REGISTER(R) v.r[i] = exponential(x.r[i]);
+  return v;
+}
+
+// 2^x within 2 ulp for x below 120; 0 where that is subnormal, exactly 1 at 0, NaN for NaN.
+XLLM_INLINE floats power_of_two(floats x) {
+  const floats low = splat(-126.0f);
+  const floats y = (x < low) ? low : x;
+  const floats magic = splat(12582912.0f);  // as in `exponential`
+  const floats shifted = y + magic;
+  const floats r = y - (shifted - magic);
+  floats p = splat(1.326472731e-3f);  // minimax of 2^r in -0.5..0.5, relative error 1e-7
+  p = fma(p, r, splat(9.671512991e-3f));
+  p = fma(p, r, splat(5.550733581e-2f));
+  p = fma(p, r, splat(2.402224243e-1f));
+  p = fma(p, r, splat(6.931470037e-1f));
+  p = fma(p, r, splat(1.0f));
+  const floats power = (floats)((ints)p + (((ints)shifted - (ints)magic) << 23));
+  return (x < low) ? floats{} : power;
+}
+template <int R>
+XLLM_INLINE Pack<R> power_of_two(const Pack<R>& x) {
+  Pack<R> v;
+  XLLM_EACH_REGISTER(R) v.r[i] = power_of_two(x.r[i]);
   return v;
 }
 
