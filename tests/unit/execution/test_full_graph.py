@@ -15,12 +15,13 @@ from tests.contract.equivalence.tiny_engine import VOCAB_SIZE, TinyEngine, reque
 from tests.fakes.graphs import FakeGraph, FakeGraphs
 from xllm.control.scheduler import sharing
 from xllm.core.request.request import Request
+from xllm.execution.executor.runners import mixed_graph
 from xllm.execution.executor.runners.full_graph import DecodeOutput, buckets
 from xllm.execution.executor.runners.mixed_graph import MixedOutput, token_buckets
 from xllm.execution.worker import prefix_rows
 from xllm.hardware.kernels import ops
 from xllm.hardware.kernels.binding import implementations
-from xllm.hardware.platforms import cpu
+from xllm.hardware.platforms import CaptureError, cpu
 from xllm.modeling.attention import GraphSupport
 from xllm.modeling.attention import torch as torch_backend
 
@@ -211,3 +212,64 @@ def test_rows_with_a_shared_prefix_run_in_graphs_that_are_told(
     assert len(places) == 10
     assert [lens[place] for place in places] == [32] * 10
     assert sum(lens) == 320
+
+
+def _prompts(lengths: list[int], seed: int) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    return [
+        request(100 * seed + i, rng.integers(0, VOCAB_SIZE, length).tolist(), 4, temperature=0.0)
+        for i, length in enumerate(lengths)
+    ]
+
+
+def test_on_demand_a_step_of_a_size_that_came_before_is_captured_as_it_is(
+    tmp_path: Path, graphs: FakeGraphs, monkeypatch
+) -> None:
+    graphs.on_demand = True
+    files = write_checkpoint(tmp_path, "gemma3_text")
+    engine = TinyEngine(files, max_rows=MAX_ROWS, step_tokens=100)
+    before = [len(graph.output.hidden) for graph in graphs.of(MixedOutput)]
+    assert 37 not in before
+    for seed, (captured, replays) in enumerate([(0, 0), (1, 0), (1, 1), (1, 2)], start=1):
+        # One step of 37 tokens, cut into two rows differently each time.
+        requests = _prompts([20 + seed, 17 - seed], seed)
+        expected = _eager(files, requests, monkeypatch)
+        assert engine.run(requests) == expected
+        mixed = [g for g in graphs.of(MixedOutput) if len(g.output.hidden) == 37]
+        assert len(mixed) == captured
+        assert sum(graph.num_replays for graph in mixed) == replays
+
+
+def test_on_demand_the_graph_that_was_used_longest_ago_goes_first(
+    tmp_path: Path, graphs: FakeGraphs, monkeypatch
+) -> None:
+    graphs.on_demand = True
+    monkeypatch.setattr(mixed_graph, "MAX_ON_DEMAND", 2)
+    engine = TinyEngine(write_checkpoint(tmp_path, "llama"), max_rows=MAX_ROWS, step_tokens=100)
+    graphs.captured.clear()
+    for seed, length in enumerate([41, 41, 42, 42, 41, 43, 43, 41, 42], start=1):
+        engine.run(_prompts([length], seed))
+    mixed = [len(graph.output.hidden) for graph in graphs.of(MixedOutput)]
+    assert mixed == [41, 42, 43, 42]
+
+
+def test_on_demand_a_model_that_cannot_be_captured_stays_eager(
+    tmp_path: Path, graphs: FakeGraphs, monkeypatch
+) -> None:
+    graphs.on_demand = True
+    files = write_checkpoint(tmp_path, "llama")
+    engine = TinyEngine(files, max_rows=MAX_ROWS, step_tokens=100)
+    tries = []
+
+    def capture(work):
+        tries.append(work())  # it may have run to its end
+        raise CaptureError("it reads tensors on the host")
+
+    monkeypatch.setattr(graphs, "capture", capture)
+    steps = engine.worker.stats().mixed_graph_steps
+    for seed in (1, 2, 3, 4):
+        requests = _prompts([44], seed)
+        expected = _eager(files, requests, monkeypatch)
+        assert engine.run(requests) == expected
+    assert len(tries) == 1
+    assert engine.worker.stats().mixed_graph_steps == steps

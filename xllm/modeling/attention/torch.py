@@ -13,7 +13,7 @@ class Backend:
     """Needs no plan. Keeps each head's keys of a block contiguous, so that decode streams them."""
 
     device_type = "cpu"
-    graph_support = GraphSupport.DECODE
+    graph_support = GraphSupport.ALWAYS
     preferred_block_size = 16
     reads_shared_prefixes = False
 

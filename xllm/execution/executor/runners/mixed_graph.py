@@ -3,6 +3,9 @@
 The attention backend reads lengths and tables on the device and its grids depend on shapes alone,
 so a graph of N tokens and R rows runs every batch that fits. What is left of the bucket is padding:
 tokens of no row, which write no cache slot, and rows without tokens.
+
+Where graphs are captured on demand there are no buckets: a number of tokens runs eagerly the first
+time, is captured the second time and replayed from then on.
 """
 
 from __future__ import annotations
@@ -17,12 +20,15 @@ from torch import Tensor
 
 from xllm.execution.executor.inputs import BatchShape, ModelInputs
 from xllm.execution.executor.runners.graph_api import Graph, GraphApi
+from xllm.hardware.platforms.base import CaptureError
 from xllm.kv_cache.storage import CacheStorage
 from xllm.modeling.attention import AttentionBackend, AttentionMetadata, ForwardContext
 from xllm.modeling.models.decoder import CausalLM
 
 _SMALLEST = 16
 _FINE_FROM = 256
+# Graphs kept where they are captured on demand: those of the token counts that came last.
+MAX_ON_DEMAND = 64
 
 
 def token_buckets(max_tokens: int) -> list[int]:
@@ -76,7 +82,9 @@ class MixedGraphRunner:
         self._api = graphs
         self._limits = limits
         self._buckets = token_buckets(limits.max_tokens)
-        self._graphs: dict[int, Graph] = {}
+        self._graphs: dict[int, Graph] = {}  # on demand: by last use, the oldest first
+        self._seen: set[int] = set()  # on demand: token counts that came once
+        self._enabled = graphs.on_demand  # else once buckets are captured
         self._memory = _Memory.allocate(limits, device)
         self.num_replays = 0
         self.num_padding_tokens = 0
@@ -89,7 +97,12 @@ class MixedGraphRunner:
         ]
 
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Capture every bucket, the largest first, so that the others fit into its memory."""
+        """Capture every bucket, the largest first, so that the others fit into its memory.
+
+        On demand there is nothing to do.
+        """
+        if self._api.on_demand:
+            return
         self._memory.clear()
         for number, size in enumerate(reversed(self._buckets)):
             # Outside capture: loads kernels and sets libraries up, once for all layers.
@@ -97,11 +110,12 @@ class MixedGraphRunner:
             self._graphs[size] = self._api.capture(functools.partial(self._forward, size))
             if progress is not None:
                 progress(number + 1, len(self._buckets))
+        self._enabled = True
 
     def can_run(self, shape: BatchShape) -> bool:
         """Whether a batch of this shape fits a graph."""
         return (
-            bool(self._graphs)
+            self._enabled
             and shape.num_tokens <= self._limits.max_tokens
             and shape.num_rows <= self._limits.max_rows
         )
@@ -109,6 +123,8 @@ class MixedGraphRunner:
     def run(self, inputs: ModelInputs, context: ForwardContext) -> Tensor:
         """Hidden states (T, H), borrowed until the next step."""
         num_tokens = inputs.shape.num_tokens
+        if self._api.on_demand:
+            return self._run_exact(num_tokens, inputs, context)
         size = self._buckets[bisect_left(self._buckets, num_tokens)]
         self._memory.load(inputs, size)
         graph = self._graphs[size]
@@ -117,6 +133,27 @@ class MixedGraphRunner:
         self.num_padding_tokens += size - num_tokens
         output: MixedOutput = graph.output
         return output.hidden[:num_tokens]
+
+    def _run_exact(self, size: int, inputs: ModelInputs, context: ForwardContext) -> Tensor:
+        graph = self._graphs.pop(size, None)
+        if graph is None and size not in self._seen:
+            self._seen.add(size)
+            return self._model(inputs.input_ids, inputs.positions, context)
+        self._memory.load(inputs, size)
+        if graph is None:
+            try:
+                graph = self._api.capture(functools.partial(self._forward, size))
+            except CaptureError:
+                self._enabled = False
+                return self._model(inputs.input_ids, inputs.positions, context)
+            if len(self._graphs) == MAX_ON_DEMAND:
+                self._graphs.pop(next(iter(self._graphs)))
+        else:
+            graph.replay()
+            self.num_replays += 1
+        self._graphs[size] = graph
+        output: MixedOutput = graph.output
+        return output.hidden
 
     def _forward(self, size: int, *, rehearsal: bool = False) -> MixedOutput:
         """What a graph of ``size`` tokens records, or its rehearsal."""
