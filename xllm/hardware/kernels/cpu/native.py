@@ -48,19 +48,25 @@ class _Loader:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._library: ctypes.CDLL | None = None
+        self._num_threads = 0
 
     def begin(self) -> None:
-        """Start building, unless that has begun."""
+        """Start building, unless that has begun. Kernels run with as many threads as torch has now,
+        also where torch is kept to one for a while, as by the loader of quantized files."""
         with self._lock:
+            self._num_threads = torch.get_num_threads()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="build-kernels", daemon=True)
                 self._thread.start()
 
     def get(self) -> ctypes.CDLL | None:
         """The library, or None where it cannot be had."""
-        self.begin()
+        if self._thread is None:
+            self.begin()
         assert self._thread is not None
         self._thread.join()
+        if self._library is not None:
+            self._library.xllm_set_num_threads(self._num_threads)
         return self._library
 
     def _run(self) -> None:
@@ -79,11 +85,8 @@ begin = _loader.begin
 
 
 def library() -> ctypes.CDLL | None:
-    """The kernels with as many threads as torch has, or None where there is no compiler."""
-    found = _loader.get()
-    if found is not None:
-        found.xllm_set_num_threads(torch.get_num_threads())
-    return found
+    """The kernels, or None where there is no compiler."""
+    return _loader.get()
 
 
 @functools.cache
@@ -143,7 +146,9 @@ def load(path: Path) -> ctypes.CDLL:
     for name in ("xllm_set_num_threads", "xllm_limit_engine"):
         function = getattr(found, name)
         function.argtypes, function.restype = (ctypes.c_int64,), None
-    found.xllm_engine.argtypes, found.xllm_engine.restype = (), ctypes.c_int64
+    for name in ("xllm_num_threads", "xllm_engine"):
+        function = getattr(found, name)
+        function.argtypes, function.restype = (), ctypes.c_int64
     return found
 
 

@@ -31,6 +31,7 @@ EngineKind active_engine() { return engine; }
 
 // Threads that take part in every kernel from now on.
 XLLM_EXPORT void xllm_set_num_threads(int64_t n) { xllm::threads = int(n); }
+XLLM_EXPORT int64_t xllm_num_threads() { return xllm::num_threads(); }
 
 // Engine of bfloat16 products: 0 float32 registers, 1 AVX512-BF16, 2 AMX.
 XLLM_EXPORT int64_t xllm_engine() { return int64_t(xllm::engine); }
