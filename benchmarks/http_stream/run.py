@@ -37,6 +37,7 @@ from xllm.entrypoints.http.app import create_app
 from xllm.entrypoints.http.lifecycle import WebServer
 from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.services import (
+    BeamService,
     ChatService,
     CompletionService,
     Conversations,
@@ -108,9 +109,11 @@ def text_services(folder: Path) -> Services:
     text = load_text(config, files)
     factory = text.request_factory(config, READY)
     dispatcher = OutputDispatcher(NullEngine(), text.output_processor())
+    served = ServedModels("null")
+    beams = BeamService(factory, dispatcher, served)
     return SimpleNamespace(  # type: ignore[return-value]
-        chat=ChatService(Conversations(factory, dispatcher, ServedModels("null"))),
-        completions=CompletionService(factory, dispatcher, ServedModels("null")),
+        chat=ChatService(Conversations(factory, dispatcher, served), beams),
+        completions=CompletionService(factory, dispatcher, served, beams),
     )
 
 
@@ -195,7 +198,7 @@ async def main(args: argparse.Namespace) -> None:
         print(f"{'endpoint':18} {'streams':>8} {'us with send':>13} {'us own':>9}")
         for path in ("completions", "chat/completions"):
             for streams in map(int, args.streams.split(",")):
-                tokens = max(args.tokens, 4000 // streams)
+                tokens = max(args.tokens, args.total // streams)
                 cost = await measure(sock.getsockname()[1], path, streams, tokens)
                 own = await measure_unsent(app, path, streams, tokens)
                 print(f"{path:18} {streams:8} {cost:13.1f} {own:9.1f}", flush=True)
@@ -206,5 +209,6 @@ async def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", default="1,16,64,256")
-    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=200, help="of every stream, at least")
+    parser.add_argument("--total", type=int, default=4000, help="of all streams, at least")
     uvloop.run(main(parser.parse_args()))

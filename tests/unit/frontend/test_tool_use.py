@@ -97,7 +97,7 @@ LAMP = function(
 def endless(output, cap: int) -> str:
     """What a model writes under a grammar that ends only where nothing else is left."""
     compiler = GrammarCompiler(Vocabulary(BYTES, {256}, [256], lambda text: list(text.encode())))
-    matcher = compiler.compile(output).new_matcher()
+    matcher = compiler.compile(output).new_matcher().matcher
     # It would rather begin something new than end what is there, and rather wait than begin.
     wanted = [*b" \n\t,{[", *(i for i in range(33, 256) if i not in b",{[")]
     text = b""

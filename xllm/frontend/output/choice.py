@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Sequence
+
+import msgspec
 
 from xllm.core.request.finish import FinishReason
 from xllm.core.request.sampling import SamplingParams
@@ -15,9 +16,10 @@ from xllm.frontend.text.detokenizer import Detokenizer
 from xllm.frontend.text.tokenizer import Tokenizer
 
 
-@dataclasses.dataclass(slots=True)
-class ChoiceDelta:
+class ChoiceDelta(msgspec.Struct):
     """What a choice gained since it was last read. Merging deltas is concatenation.
+
+    One is made per token of every stream: a struct costs a fifth of a dataclass.
 
     ``entries`` are the tokens behind exactly this text (those of an unfinished character come with
     the character; a token that ended the answer without being text is left out). They are kept
@@ -30,8 +32,8 @@ class ChoiceDelta:
 
     index: int
     text: str = ""
-    entries: list[TokenEntry] = dataclasses.field(default_factory=list)
-    offsets: list[int] = dataclasses.field(default_factory=list)  # first character of each entry
+    entries: list[TokenEntry] = []
+    offsets: list[int] = []  # first character of each entry
     finish_reason: str | None = None
     stop_reason: str | int | None = None  # the stop string, or the user's stop token id
     silent_token_id: int | None = None  # ended the answer without being text

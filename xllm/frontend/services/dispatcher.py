@@ -59,9 +59,9 @@ class AnswerStream:
             if self._awake or self.finished:
                 self._awake = False
                 news, self._news = self._news, {}
-                deltas = [
-                    (index, delta) for index, answer in news.items() for delta in answer.take()
-                ]
+                deltas: list[PromptDelta] = []
+                for index, answer in news.items():
+                    deltas += [(index, delta) for delta in answer.take()]
                 if deltas or self.finished:
                     return deltas
             await self._wait()

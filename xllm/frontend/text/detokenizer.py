@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codecs import utf_8_decode
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from xllm.frontend.text.tokenizer import Tokenizer
 
@@ -42,11 +42,15 @@ class Detokenizer:
         """Whether an unfinished character is held back."""
         return bool(self._tail)
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
         """Text that these tokens complete; ids beyond the vocabulary have none."""
         table = self._table
         size = len(table)
-        data = b"".join([table[i] for i in token_ids if i < size])
+        if len(token_ids) == 1:  # a step of decoding: the hot path of every stream
+            (token_id,) = token_ids
+            data = table[token_id] if token_id < size else b""
+        else:
+            data = b"".join([table[i] for i in token_ids if i < size])
         if self._tail:
             data = self._tail + data
         text, used = utf_8_decode(data, "replace", False)
