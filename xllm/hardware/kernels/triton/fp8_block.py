@@ -147,14 +147,14 @@ def _stream_block_kernel(
     last = blocks - 1  # a share may go past it: on zeros, which any scale leaves zero
     allow_consumers(PDL)
     # Constant weights may be read before the producers are done: the memory stays busy.
-    mask = in_n[:, None] & (start + k < inputs)[None, :]
-    w = tl.load(rows + (start + k)[None, :], mask=mask, other=0.0)
+    first = start + k
+    in_first = first < inputs
+    w = tl.load(rows + first[None, :], mask=in_n[:, None] & in_first[None, :], other=0.0)
     wait_for_producers(PDL)
 
     if BLOCK_T == 1:
-        in_k = start + k < inputs
-        x = tl.load(x_ptr + start + k, mask=in_k, other=0.0).to(tl.float32)
-        scale = tl.load(scale_row + (start + k) // BLOCK, mask=in_k, other=0.0)
+        x = tl.load(x_ptr + first, mask=in_first, other=0.0).to(tl.float32)
+        scale = tl.load(scale_row + first // BLOCK, mask=in_first, other=0.0)
         acc = w.to(tl.float32) * (x * scale)[None, :]
         for at in tl.range(BLOCK_K, inputs_per_share, BLOCK_K, num_stages=STAGES):
             kk = start + at + k
@@ -174,8 +174,7 @@ def _stream_block_kernel(
         t = tl.arange(0, BLOCK_T)
         in_t = t < num_tokens
         x_columns = x_ptr + t[None, :] * inputs
-        x_mask = in_t[None, :] & (start + k < inputs)[:, None]
-        x = tl.load(x_columns + (start + k)[:, None], mask=x_mask, other=0.0)
+        x = tl.load(x_columns + first[:, None], mask=in_t[None, :] & in_first[:, None], other=0.0)
         block = tl.minimum(start // BLOCK, last)
         scale = tl.load(scale_row + block)
         x_scale = tl.load(x_scale_ptr + block * num_tokens + t, mask=in_t, other=0.0)
