@@ -1,0 +1,43 @@
+"""8-bit kernels compile for Hopper, which the interpreter does not show."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+
+def launch_all() -> None:
+    """Launch every kernel that reads or writes 8-bit tokens, as the engine does."""
+    from xllm.hardware.kernels.triton import fp8, fp8_block
+    from xllm.hardware.kernels.triton.activation import act_and_mul
+    from xllm.hardware.kernels.triton.linear import linear, pack_linear
+    from xllm.hardware.kernels.triton.norm import fused_add_rms_norm, rms_norm
+
+    weight = torch.empty(512, 1024, dtype=torch.float8_e4m3fn)
+    for scale in (torch.empty(512), torch.empty(4, 8)):
+        packed = pack_linear(weight, scale)
+        for tokens in (1, 2, 64):
+            x = torch.empty(tokens, 1024, dtype=torch.bfloat16)
+            rms_norm(x, x[0], 1e-6, 0.0, packed)
+            fused_add_rms_norm(x, x, x[0], 1e-6, 0.0, packed)
+            act_and_mul(torch.empty(tokens, 2048, dtype=torch.bfloat16), "silu", packed)
+            linear(x, packed)
+            linear(x, packed, torch.empty(512, dtype=torch.bfloat16))
+    for tokens in (100, 1000):
+        quantized = fp8.quantize_tokens(torch.empty(tokens, 1024, dtype=torch.bfloat16), 128)
+        fp8_block.linear_block(quantized, weight, torch.empty(4, 8), None)
+
+
+def test_they_compile() -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-m", "tests.fakes.hopper", __file__]
+    root = Path(__file__).parents[4]
+    done = subprocess.run(
+        command, env=environment, cwd=root, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[0]) > 20
