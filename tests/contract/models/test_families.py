@@ -65,6 +65,12 @@ def _qwen3_moe(**changes):
     return transformers.Qwen3MoeConfig(**_SHAPE | {"head_dim": 16} | experts | changes)
 
 
+def _qwen2_moe(**changes):
+    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+    shared = {"shared_expert_intermediate_size": 56}
+    return transformers.Qwen2MoeConfig(**_SHAPE | experts | shared | changes)
+
+
 def _gemma3(**changes):
     shape = _SHAPE | {"num_hidden_layers": 7, "head_dim": 16, "sliding_window": 4}
     return transformers.Gemma3TextConfig(**shape | {"query_pre_attn_scalar": 24} | changes)
@@ -95,6 +101,13 @@ CASES = {
     "qwen3-moe": _qwen3_moe(norm_topk_prob=True),
     "qwen3-moe-weights-as-they-are": _qwen3_moe(norm_topk_prob=False),
     "qwen3-moe-some-layers": _qwen3_moe(decoder_sparse_step=2, mlp_only_layers=[0]),
+    # ME-10: weights normalized or not, with a shared expert here and without one above.
+    "qwen2-moe": _qwen2_moe(norm_topk_prob=True),
+    "qwen2-moe-weights-as-they-are": _qwen2_moe(norm_topk_prob=False),
+    "qwen2-moe-some-layers": _qwen2_moe(decoder_sparse_step=2, mlp_only_layers=[0]),
+    "qwen2-moe-slides": _qwen2_moe(
+        use_sliding_window=True, sliding_window=5, max_window_layers=2, qkv_bias=False
+    ),
     "gemma3": _gemma3(),
     "gemma3-logits-softcap": _gemma3(final_logit_softcapping=3.0),
     "gemma3-scaled-full-layers": _gemma3(

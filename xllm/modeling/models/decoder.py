@@ -212,7 +212,9 @@ def mlp(
     """
     if config.experts is not None and layer_id not in config.dense_layers:
         method.check_experts()
-        return SparseMLP(config.hidden_size, config.experts, config.activation, dtype=dtype)
+        return SparseMLP(
+            config.hidden_size, config.experts, config.activation, method=method, dtype=dtype
+        )
     return GatedMLP(
         config.hidden_size,
         config.intermediate_size,

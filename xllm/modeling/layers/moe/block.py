@@ -5,19 +5,37 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from xllm.modeling.layers.linear import Linear
+from xllm.modeling.layers.mlp import GatedMLP
 from xllm.modeling.layers.moe.config import ExpertsConfig
 from xllm.modeling.layers.moe.experts import Experts, Router
+from xllm.modeling.quantization.base import QuantMethod
 
 
 class SparseMLP(nn.Module):
-    """Each token through its own few experts, (T, H) -> (T, H)."""
+    """Each token through its own few experts, (T, H) -> (T, H).
+
+    With a shared expert, every token goes through that one as well, times a sigmoid of its own.
+    """
 
     def __init__(
-        self, hidden_size: int, config: ExpertsConfig, activation: str, *, dtype: torch.dtype
+        self,
+        hidden_size: int,
+        config: ExpertsConfig,
+        activation: str,
+        *,
+        method: QuantMethod,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.gate = Router(hidden_size, config, dtype=dtype)
         self.experts = Experts(hidden_size, config, activation, dtype=dtype)
+        self.shared_expert: GatedMLP | None = None
+        if width := config.shared_intermediate_size:
+            self.shared_expert = GatedMLP(
+                hidden_size, width, activation, bias=False, method=method, dtype=dtype
+            )
+            self.shared_expert_gate = Linear(hidden_size, 1, method=method, dtype=dtype)
 
     @property
     def reader(self) -> None:
@@ -27,4 +45,7 @@ class SparseMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weights, experts = self.gate(x)
         out: Tensor = self.experts(x, weights, experts)
-        return out
+        if self.shared_expert is None:
+            return out
+        share = self.shared_expert_gate(x).sigmoid()
+        return out.addcmul(share, self.shared_expert(x))

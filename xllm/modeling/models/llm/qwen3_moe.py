@@ -29,23 +29,29 @@ def from_hf_config(
         ValueError: a field of the config is missing or not supported.
     """
     attention_bias = bool(hf_config.get("attention_bias", False))
-    count = "num_experts" if "num_experts" in hf_config else "num_local_experts"
     config = decoder_config(
         {"head_dim": 128} | hf_config,
         qk_norm=True,
         qkv_bias=attention_bias,
         output_bias=attention_bias,
         windows=qwen_windows(hf_config),
-        experts=ExpertsConfig(
-            num_experts=required(hf_config, count),
-            num_experts_per_token=required(hf_config, "num_experts_per_tok"),
-            intermediate_size=required(hf_config, "moe_intermediate_size"),
-            normalize=bool(hf_config.get("norm_topk_prob", False)),
-        ),
+        experts=qwen_experts(hf_config),
         dense_layers=dense_layers(hf_config),
         **limits,
     )
     return Model(config, method, dtype)
+
+
+def qwen_experts(hf_config: dict[str, Any], shared_intermediate_size: int = 0) -> ExpertsConfig:
+    """The sparse blocks of a Qwen config, plus a shared expert if it has a size."""
+    count = "num_experts" if "num_experts" in hf_config else "num_local_experts"
+    return ExpertsConfig(
+        num_experts=required(hf_config, count),
+        num_experts_per_token=required(hf_config, "num_experts_per_tok"),
+        intermediate_size=required(hf_config, "moe_intermediate_size"),
+        normalize=bool(hf_config.get("norm_topk_prob", False)),
+        shared_intermediate_size=shared_intermediate_size,
+    )
 
 
 def dense_layers(hf_config: dict[str, Any]) -> frozenset[int]:
