@@ -22,6 +22,7 @@ class Layer:
     scale: float = 0.09
     window: int = 0
     softcap: float = 0.0
+    sinks: torch.Tensor | None = None
 
 
 # (query tokens, tokens in the cache) per row

@@ -29,6 +29,7 @@ class Layer:
     scale: float = 0.3
     window: int = 0
     softcap: float = 0.0
+    sinks: Tensor | None = None
 
 
 # (tokens in the cache after the step, of which this step computes) per row
@@ -47,6 +48,9 @@ LAYERS = {
     "window 1": Layer(window=1),
     "softcap": Layer(softcap=2.0),
     "window and softcap": Layer(window=6, softcap=2.0),
+    "sinks": Layer(sinks=torch.tensor([1.5, -2.0, 0.0, 3.0])),
+    "sinks far above and below every score": Layer(sinks=torch.tensor([1e4, -1e4, 90.0, -90.0])),
+    "sinks and window": Layer(window=4, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
 }
 
 
@@ -88,7 +92,10 @@ def expected(q: Tensor, keys: Tensor, values: Tensor, layer: Layer) -> Tensor:
     hidden = key_at > query_at
     if layer.window:
         hidden |= key_at <= query_at - layer.window
-    weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+    scores = scores.masked_fill(hidden, -math.inf)
+    if layer.sinks is not None:
+        scores = torch.cat((scores, layer.sinks[:, None, None].expand(-1, count, 1)), dim=-1)
+    weights = scores.softmax(-1)[..., :length]
     return torch.einsum("hqk,khd->qhd", weights, values).flatten(1)
 
 
@@ -121,6 +128,8 @@ def run(backend, batch, layer: Layer, dtype=torch.float32, scale_keys: float = 1
         wanted.append(expected(q, keys, values, layer))
     counts = [count for _, count in batch]
     device = backend.device_type
+    if layer.sinks is not None:
+        layer = dataclasses.replace(layer, sinks=layer.sinks.to(device))
     metadata = AttentionMetadata(
         query_start_loc=torch.tensor([0, *counts]).cumsum(0).to(device, torch.int32),
         seq_lens=torch.tensor([length for length, _ in batch], dtype=torch.int32).to(device),

@@ -19,8 +19,10 @@ BATCHES = {
 }
 
 
-def _check(implementation: Implementation, batch, dtype, scale=0.125, softcap=0.0, window=0):
-    arguments = (*batch.tensors, scale, softcap, window, batch.max_query_len)
+def _check(
+    implementation: Implementation, batch, dtype, scale=0.125, softcap=0.0, window=0, sinks=None
+):
+    arguments = (*batch.tensors, scale, softcap, window, batch.max_query_len, sinks)
     actual = implementation.paged_attention(*arguments)
     torch.testing.assert_close(actual, reference.paged_attention(*arguments), **tolerance(dtype))
 
@@ -49,6 +51,16 @@ def test_window_and_softcap(implementation: Implementation, dtype, window, softc
     rows = [(300, 1), (200, 60), (90, 90), (2, 1)]
     batch = paged_batch(rows, dtype=dtype, window=window)
     _check(implementation, batch, dtype, softcap=softcap, window=window)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 64])
+def test_sinks(implementation: Implementation, dtype, window) -> None:
+    """Between, far above and far below the scores; rows of several splits and of one."""
+    rows = [(300, 1), (200, 60), (90, 90), (2, 1), (700, 1)]
+    batch = paged_batch(rows, dtype=dtype, window=window)
+    sinks = torch.tensor([2.0, -1.0, 1e4, -1e4])
+    _check(implementation, batch, dtype, window=window, sinks=sinks)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

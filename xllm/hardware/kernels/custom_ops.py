@@ -27,7 +27,8 @@ _SCHEMAS = {
     ),
     "paged_attention": (
         "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor query_start_loc, Tensor seq_lens,"
-        " Tensor block_table, float scale, float softcap, int window, int max_query_len) -> Tensor"
+        " Tensor block_table, float scale, float softcap, int window, int max_query_len,"
+        " Tensor? sinks) -> Tensor"
     ),
     "linear": "(Tensor x, int handle, int out_features, Tensor? bias) -> Tensor",
 }
@@ -81,9 +82,13 @@ def _qk_norm_rope_kv_write(
 
 
 def _paged_attention(
-    *args: Any, softcap: float = 0.0, window: int = 0, max_query_len: int = 1
+    *args: Any,
+    softcap: float = 0.0,
+    window: int = 0,
+    max_query_len: int = 1,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    rest = (softcap, window, max_query_len)[len(args) - 7 :]
+    rest = (softcap, window, max_query_len, sinks)[len(args) - 7 :]
     return torch.ops.xllm.paged_attention(*args, *rest)
 
 

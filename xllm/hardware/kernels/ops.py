@@ -141,6 +141,7 @@ def paged_attention(
     softcap: float = 0.0,
     window: int = 0,
     max_query_len: int = 1,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal grouped-query attention of each row's newest tokens over its cached ones.
 
@@ -159,6 +160,8 @@ def paged_attention(
         softcap: ``c`` of ``c * tanh(score / c)``; 0 is none.
         window: position p sees keys j with ``p - window < j <= p``; 0 is all ``j <= p``.
         max_query_len: longest row of the batch in queries.
+        sinks: (Hq,) float32, one more logit in each head's softmax, as it is, without a value; or
+            None.
 
     Returns:
         (T, Hq * D). Tokens outside every row are undefined. A row's result does not depend on the
@@ -175,6 +178,7 @@ def paged_attention(
         softcap,
         window,
         max_query_len,
+        sinks,
     )
 
 

@@ -51,12 +51,13 @@ def _load() -> Callable[..., Any]:
 def takes(layer: Attention, q: Tensor, k_cache: Tensor) -> bool:
     """Whether the library computes such a layer.
 
-    Builds leave soft capping out. Of a window it would load blocks that are stale, and multiply
-    what is there by zero. An 8-bit cache has another type than its queries.
+    It knows no sinks, and builds leave soft capping out. Of a window it would load blocks that are
+    stale, and multiply what is there by zero. An 8-bit cache has another type than its queries.
     """
     return (
         not layer.window
         and not layer.softcap
+        and layer.sinks is None
         and q.dtype in (torch.bfloat16, torch.float16)
         and k_cache.dtype == q.dtype
         and layer.head_dim <= _MAX_HEAD_DIM

@@ -42,4 +42,5 @@ class Backend:
             layer.softcap,
             layer.window,
             metadata.max_query_len,
+            layer.sinks,
         )

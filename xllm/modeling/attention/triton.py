@@ -45,5 +45,6 @@ class Backend:
             layer.softcap,
             layer.window,
             metadata.max_query_len,
+            layer.sinks,
             metadata.prefix if not layer.window else None,
         )

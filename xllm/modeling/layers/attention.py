@@ -27,6 +27,8 @@ class Attention(nn.Module):
         scale: factor of the query-key products.
         window: keys visible to a query, itself included; 0 is all before it.
         softcap: ``c`` of ``c * tanh(score / c)``; 0 is none.
+        sinks: whether each query head has a learned logit that takes part in its softmax and has
+            no value; float32, (Hq,).
         q_norm, k_norm: norms over the head dimension, or None. Owned by the caller.
     """
 
@@ -41,6 +43,7 @@ class Attention(nn.Module):
         scale: float,
         window: int = 0,
         softcap: float = 0.0,
+        sinks: bool = False,
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
     ) -> None:
@@ -52,6 +55,9 @@ class Attention(nn.Module):
         self.scale = scale
         self.window = window
         self.softcap = softcap
+        self.sinks: Tensor | None = None
+        if sinks:
+            self.sinks = nn.Parameter(torch.empty(num_heads, dtype=torch.float32), False)
         self._rotary = (rotary,)  # in tuples: shared or owned elsewhere, no submodules of ours
         self._norms = (q_norm, k_norm)
         # What an 8-bit cache's keys and values are divided by. Checkpoints may bring them.
@@ -63,6 +69,8 @@ class Attention(nn.Module):
         for name in _CACHE_SCALES:
             load = functools.partial(self._load_cache_scale, name)
             yield f"{parent}.{name}", Target((), load, optional=True)
+        if self.sinks is not None:
+            yield f"{parent}.sinks", Target((self.num_heads,), self._load_sinks)
 
     def after_load(self) -> None:
         pass
@@ -105,6 +113,10 @@ class Attention(nn.Module):
         )
         out = context.backend.forward(q, self, context)
         return out if v_scale == 1.0 else out.mul_(v_scale)
+
+    def _load_sinks(self, sinks: Tensor) -> None:
+        assert self.sinks is not None
+        self.sinks.copy_(sinks)
 
     def _load_cache_scale(self, name: str, value: Tensor) -> None:
         scale = float(value)

@@ -21,6 +21,7 @@ class Layer:
     scale: float = 0.3
     window: int = 0
     softcap: float = 0.0
+    sinks: Tensor | None = None
 
 
 class Library:
@@ -74,7 +75,7 @@ def _run(batch: PagedBatch, layer: Layer) -> tuple[Tensor, Tensor]:
     )
     backend.plan(metadata)
     context = ForwardContext((metadata,), [(batch.k_cache, batch.v_cache)], (0,), backend)
-    rest = (layer.scale, layer.softcap, layer.window, batch.max_query_len)
+    rest = (layer.scale, layer.softcap, layer.window, batch.max_query_len, layer.sinks)
     return backend.forward(batch.q, layer, context), reference.paged_attention(
         *batch.arguments, *rest
     )
@@ -98,7 +99,9 @@ class TestOnACpu:
         assert library.rows == []
 
     @pytest.mark.parametrize(
-        "layer", [Layer(window=6), Layer(softcap=2.0)], ids=["window", "softcap"]
+        "layer",
+        [Layer(window=6), Layer(softcap=2.0), Layer(sinks=torch.tensor([1.0, 2.0, 0.0, -1.0]))],
+        ids=["window", "softcap", "sinks"],
     )
     def test_what_the_library_lacks_is_computed(self, library: Library, layer: Layer) -> None:
         _check(paged_batch([18, 1], [30, 5], dtype=torch.bfloat16), layer)

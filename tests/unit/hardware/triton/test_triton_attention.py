@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from batches import PagedBatch, paged_batch
+from torch import Tensor
 
 from xllm.hardware.kernels import reference
 from xllm.hardware.kernels.triton.attention import paged_attention
@@ -51,8 +52,18 @@ def test_softcap_and_window_equal_reference(softcap: float, window: int, device)
     _check(batch, softcap, window)
 
 
-def _check(batch: PagedBatch, softcap: float, window: int) -> None:
-    rest = (0.3, softcap, window, batch.max_query_len)
+SINKS = (1.5, -2.0, 60.0, 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [0, 18])
+def test_sinks_equal_reference(window: int, dtype: torch.dtype, device) -> None:
+    batch = paged_batch([1, 1, 19, 0], [33, 2, 70, 0], dtype=dtype, device=device)
+    _check(batch, 0.0, window, torch.tensor(SINKS, device=device))
+
+
+def _check(batch: PagedBatch, softcap: float, window: int, sinks: Tensor | None = None) -> None:
+    rest = (0.3, softcap, window, batch.max_query_len, sinks)
     actual = paged_attention(*batch.arguments, *rest)
     expected = reference.paged_attention(*batch.arguments, *rest)
     tolerance = 2e-2 if batch.q.dtype == torch.bfloat16 else 2e-5
@@ -62,11 +73,14 @@ def _check(batch: PagedBatch, softcap: float, window: int) -> None:
 @pytest.mark.parametrize(
     "plan", [SplitPlan(1, 1), SplitPlan(2, 1), SplitPlan(16, 1), SplitPlan(4, 2)]
 )
-def test_any_number_of_shares_gives_the_same_answer(plan: SplitPlan, device) -> None:
+@pytest.mark.parametrize("sinks", [None, SINKS], ids=["no sinks", "sinks"])
+def test_any_number_of_shares_gives_the_same_answer(plan: SplitPlan, sinks, device) -> None:
     batch = paged_batch([1, 1], [190, 17], device=device)
     out = torch.full((2, 4 * 16), float("nan"), device=device)
-    decode_attention(*batch.arguments, 0.3, 0.0, 0, out, plan=plan)
-    expected = reference.paged_attention(*batch.arguments, 0.3, 0.0, 0, 1)
+    if sinks is not None:
+        sinks = torch.tensor(sinks, device=device)
+    decode_attention(*batch.arguments, 0.3, 0.0, 0, out, sinks=sinks, plan=plan)
+    expected = reference.paged_attention(*batch.arguments, 0.3, 0.0, 0, 1, sinks)
     torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-5)
 
 

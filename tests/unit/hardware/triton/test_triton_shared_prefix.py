@@ -33,14 +33,20 @@ def _share(batch: PagedBatch, groups: list[tuple[list[int], int]]) -> SharedPref
 
 
 @pytest.mark.parametrize(
-    ("heads", "dtype", "softcap"),
-    [((3, 1), torch.float32, 0.0), ((2, 1), torch.float32, 3.0), ((2, 1), torch.bfloat16, 0.0)],
+    ("heads", "dtype", "softcap", "with_sinks"),
+    [
+        ((3, 1), torch.float32, 0.0, False),
+        ((2, 1), torch.float32, 3.0, False),
+        ((2, 1), torch.bfloat16, 0.0, False),
+        ((4, 2), torch.float32, 0.0, True),
+    ],
 )
-def test_rows_equal_the_reference(heads, dtype, softcap: float, device) -> None:
+def test_rows_equal_the_reference(heads, dtype, softcap: float, with_sinks: bool, device) -> None:
     batch = paged_batch([1] * 5, [300, 257, 20, 129, 140], heads=heads, dtype=dtype, device=device)
     # Two prefixes of different lengths, in no order; one row is alone; two have one own token.
     prefix = _share(batch, [([1, 0], 2), ([4, 3], 1)])
-    rest = (0.3, softcap, 0)
+    sinks = torch.linspace(2.0, -2.0, heads[0], device=device) if with_sinks else None
+    rest = (0.3, softcap, 0, 1, sinks)
     actual = paged_attention(*batch.arguments, *rest, prefix=prefix)
     expected = reference.paged_attention(*batch.arguments, *rest)
     tolerance = 2e-2 if dtype == torch.bfloat16 else 2e-5

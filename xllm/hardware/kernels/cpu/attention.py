@@ -7,11 +7,11 @@ import struct
 from torch import Tensor
 
 from xllm.hardware.kernels import reference
-from xllm.hardware.kernels.cpu.call import DTYPES, entry
+from xllm.hardware.kernels.cpu.call import DTYPES, entry, pointer
 
 _paged_attention = entry("xllm_paged_attention")
-# seven pointers, six sizes, six strides, scale, softcap, window, dtype
-_pack = struct.Struct("=19q2d2q").pack
+# seven pointers, six sizes, six strides, scale, softcap, window, dtype, sinks
+_pack = struct.Struct("=19q2d3q").pack
 _LANES, _MAX_HEAD_DIM = 16, 1024
 
 
@@ -26,6 +26,7 @@ def paged_attention(
     softcap: float = 0.0,
     window: int = 0,
     max_query_len: int = 1,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See ``ops.paged_attention``."""
     dtype = DTYPES.get(q.dtype)
@@ -42,6 +43,7 @@ def paged_attention(
             softcap,
             window,
             max_query_len,
+            sinks,
         )
     k_stride, v_stride = k_cache.stride(), v_cache.stride()
     assert k_stride[3] == v_stride[3] == 1
@@ -52,6 +54,7 @@ def paged_attention(
             *(seq_lens.data_ptr(), block_table.data_ptr(), out.data_ptr(), seq_lens.shape[0]),
             *(block_table.stride(0), heads, k_cache.shape[2], head_dim, k_cache.shape[1]),
             *(*k_stride[:3], *v_stride[:3], scale, softcap, window, dtype),
+            pointer(sinks),
         )
     )
     return out

@@ -17,6 +17,7 @@ def paged_attention(
     softcap: float = 0.0,
     window: int = 0,
     max_query_len: int = 1,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See ``ops.paged_attention``. Tokens outside every row come out as zeros."""
     out = torch.zeros_like(q)
@@ -26,7 +27,7 @@ def paged_attention(
         if starts[row + 1] > starts[row]:
             keys = _visible(k_cache, block_table[row], length)
             values = _visible(v_cache, block_table[row], length)
-            out[queries] = _attend(q[queries], keys, values, scale, softcap, window)
+            out[queries] = _attend(q[queries], keys, values, scale, softcap, window, sinks)
     return out.flatten(1)
 
 
@@ -38,7 +39,13 @@ def _visible(cache: Tensor, blocks: Tensor, length: int) -> Tensor:
 
 
 def _attend(
-    q: Tensor, keys: Tensor, values: Tensor, scale: float, softcap: float, window: int
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    softcap: float,
+    window: int,
+    sinks: Tensor | None,
 ) -> Tensor:
     """q (Q, Hq, D), the last Q of the row's L positions; keys, values (L, Hk, D) -> (Q, Hq, D)."""
     queries, num_q_heads = q.shape[:2]
@@ -57,5 +64,9 @@ def _attend(
     # Stale cache entries may hold anything, also NaN, which a zero weight would not cancel.
     used = ~hidden.all(dim=0)
     values = torch.where(used[:, None, None], values, 0.0)
-    out = torch.einsum("hgql,lhd->qhgd", scores.softmax(dim=-1), values)
+    if sinks is not None:
+        column = sinks.float().view(num_kv_heads, group, 1, 1).expand(-1, -1, queries, 1)
+        scores = torch.cat((scores, column), dim=-1)
+    weights = scores.softmax(dim=-1)[..., :length]
+    out = torch.einsum("hgql,lhd->qhgd", weights, values)
     return out.flatten(1, 2).to(q.dtype)

@@ -21,6 +21,7 @@ def paged_attention(
     softcap: float = 0.0,
     window: int = 0,
     max_query_len: int = 1,
+    sinks: Tensor | None = None,
     prefix: SharedPrefix | None = None,
 ) -> Tensor:
     """See ``ops.paged_attention``. Tokens outside every row are left unwritten.
@@ -34,7 +35,7 @@ def paged_attention(
     if not tokens:
         return out
     batch = (query_start_loc, seq_lens, block_table, scale, softcap, window)
-    decode_attention(q, k_cache, v_cache, *batch, out, prefix=prefix)
+    decode_attention(q, k_cache, v_cache, *batch, out, sinks=sinks, prefix=prefix)
     if max_query_len > 1:
-        prefill_attention(q, k_cache, v_cache, *batch, out)
+        prefill_attention(q, k_cache, v_cache, *batch, out, sinks=sinks)
     return out

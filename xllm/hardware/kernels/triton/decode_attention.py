@@ -5,6 +5,8 @@ row's keys. The last program of a (row, head) to arrive merges the shares, so th
 launch. The grid depends on shapes alone: the kernel is plan-free and graph-safe, rows of any
 length (also none) may stand anywhere, and rows with other query lengths are left alone.
 
+A sink joins a head's softmax once, where its output is divided.
+
 Where rows share leading blocks, ``shared_prefix`` has put its shares of those keys first: a row
 then begins after its prefix and merges all shares.
 """
@@ -29,6 +31,7 @@ from xllm.hardware.kernels.triton.launch import (
     upcast_attention,
     wait_for_producers,
 )
+from xllm.hardware.kernels.triton.prefill_attention import add_sinks
 from xllm.hardware.kernels.triton.shared_prefix import (
     attend_shared_prefix,
     choose_prefix_shares,
@@ -71,6 +74,7 @@ def decode_attention(
     window: int,
     out: Tensor,
     *,
+    sinks: Tensor | None = None,
     prefix: SharedPrefix | None = None,
     plan: SplitPlan | None = None,
     block_n: int = 128,
@@ -123,6 +127,7 @@ def decode_attention(
         stats,
         arrival_counters(q.device),
         prefix.lens if prefix is not None else None,
+        sinks,
         scale * _LOG2E,
         softcap * _LOG2E if softcap else 1.0,
         q.stride(0),
@@ -158,6 +163,7 @@ def decode_attention(
 def _merge_shares(
     partial_ptr,
     stats_ptr,
+    sinks_ptr,
     out_ptr,
     first_head,
     used,
@@ -172,7 +178,7 @@ def _merge_shares(
     """Write the outputs of a group of heads from their ``used`` shares, in a fixed order.
 
     ``first_head`` indexes the group's first head in ``partial`` and ``stats``, which have ``slots``
-    shares per head; ``out_ptr`` points at that head's output.
+    shares per head; ``sinks_ptr`` (or None) and ``out_ptr`` point at that head's sink and output.
     """
     group = tl.arange(0, MERGE_GROUP)
     columns = tl.arange(0, D_BLOCK)
@@ -184,6 +190,8 @@ def _merge_shares(
     masses = tl.load(stats_ptr + each * 2 + 1, mask=used_shares, other=0.0, cache_modifier=".cg")
     peak = tl.max(peaks, axis=1)
     mass = tl.sum(masses * tl.exp2(peaks - peak[:, None]), axis=1)
+    if sinks_ptr is not None:
+        mass = add_sinks(mass, peak, sinks_ptr + group, in_group)
     acc = tl.zeros([MERGE_GROUP, D_BLOCK], tl.float32)
     for start in range(0, used, MERGE_BLOCK):
         shares = start + tl.arange(0, MERGE_BLOCK)
@@ -219,6 +227,7 @@ def _decode_attention_kernel(
     stats_ptr,  # (S, HQ, PREFIX_SHARES + splits, 2) float32: peak, mass
     counters_ptr,  # (S * HK,) int32, zero on entry and exit
     prefix_lens_ptr,  # (S,) int32, or None
+    sinks_ptr,  # (HQ,) float32, or None
     scale,  # times log2(e)
     softcap,  # times log2(e)
     q_stride_token,
@@ -324,6 +333,8 @@ def _decode_attention_kernel(
         peak = new_peak
 
     if (used == 1) & (prefix_shares == 0):
+        if sinks_ptr is not None:
+            mass = add_sinks(mass, peak, sinks_ptr + heads, in_group)
         to = out_ptr + token * (HQ * D) + heads[:, None] * D + columns[None, :]
         y = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(to, y, mask=in_group[:, None] & in_head[None, :])
@@ -344,6 +355,7 @@ def _decode_attention_kernel(
     _merge_shares(
         partial_ptr + skipped * D_BLOCK,
         stats_ptr + skipped * 2,
+        sinks_ptr if sinks_ptr is None else sinks_ptr + kv_head * GROUP,
         out_ptr + token * (HQ * D) + kv_head * (GROUP * D),
         first_head,
         prefix_shares + used,

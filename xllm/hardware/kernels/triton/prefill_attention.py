@@ -35,6 +35,7 @@ def prefill_attention(
     window: int,
     out: Tensor,
     *,
+    sinks: Tensor | None = None,
     block_m: int = 64,
     block_n: int = 64,
     num_warps: int = 4,
@@ -42,7 +43,7 @@ def prefill_attention(
 ) -> None:
     """Fill ``out`` (T, Hq, D) for every row that has two or more query tokens.
 
-    Shapes as in ``ops.paged_attention``; the keyword arguments are tuning choices.
+    Shapes as in ``ops.paged_attention``; the last keyword arguments are tuning choices.
     """
     tokens, heads, head_dim = q.shape
     rows = seq_lens.shape[0]
@@ -64,6 +65,7 @@ def prefill_attention(
         seq_lens,
         block_table,
         out,
+        sinks,
         rows,
         scale * _LOG2E,
         softcap * _LOG2E if softcap else 1.0,
@@ -106,6 +108,16 @@ def _row_of_tile(query_start_ptr, tile, num_rows, BLOCK_Q: tl.constexpr):
         else:
             high = middle
     return low
+
+
+@triton.jit
+def add_sinks(mass, peak, sinks_ptr, mask):
+    """The sums of weights, relative to ``exp2(peak)``, with each row's sink in them.
+
+    A sink far above every score makes the sum infinite: no weight is left.
+    """
+    sinks = tl.load(sinks_ptr, mask=mask, other=-float("inf")) * 1.4426950408889634  # log2(e)
+    return mass + tl.exp2(sinks - peak)
 
 
 @triton.jit
@@ -177,6 +189,7 @@ def _prefill_attention_kernel(
     seq_lens_ptr,  # (S,) int32
     block_table_ptr,  # (S, B) int32
     out_ptr,  # (T, HQ, D) contiguous
+    sinks_ptr,  # (HQ,) float32, or None
     num_rows,
     scale,  # times log2(e)
     softcap,  # times log2(e)
@@ -268,6 +281,8 @@ def _prefill_attention_kernel(
             q, acc, mass, peak, t, positions, first_position, seq_len, cache, scale, softcap,
             columns, in_head, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, True, UPCAST, PRECISION,
         )  # fmt: skip
+    if sinks_ptr is not None:
+        mass = add_sinks(mass, peak, sinks_ptr + heads, group < GROUP)
     y = acc / mass[:, None]
     to = out_ptr + (tokens * HQ + heads)[:, None] * D + columns[None, :]
     tl.store(to, y.to(out_ptr.dtype.element_ty), mask=mask)

@@ -1,4 +1,4 @@
-"""Qwen2 MoE (Qwen1.5-MoE, Qwen2-57B-A14B): Qwen2's attention, sparse blocks with a shared expert."""
+"""Qwen2 MoE (Qwen1.5-MoE, Qwen2-57B): Qwen2 attention, sparse blocks with a shared expert."""
 
 from __future__ import annotations
 

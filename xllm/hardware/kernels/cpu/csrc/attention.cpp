@@ -37,6 +37,7 @@ struct AttentionArgs {
   int64_t v_stride_block, v_stride_token, v_stride_head;
   double scale, softcap;
   int64_t window, dtype;
+  const float* sinks;  // (Hq,) or null: a logit of the softmax that has no value
 };
 
 struct Task {
@@ -98,6 +99,13 @@ struct Scaling {
 XLLM_INLINE Lanes scores_of(const Lanes& products, const Scaling& scaling) {
   const Lanes x = products * fill(scaling.scale);
   return scaling.softcap == 0.0f ? x : hyperbolic_tangent(x) * fill(scaling.softcap);
+}
+
+// The sum of a head's weights with its sink's. A sink far above every score makes it infinite: no
+// weight is left.
+inline float mass(const AttentionArgs& a, int64_t head, const Running& state) {
+  const float total = sum(state.total);
+  return a.sinks ? total + std::exp2(a.sinks[head] * float(kLog2E) - state.reference) : total;
 }
 
 // Turns the products of one query with PANELS * 16 keys, in panels `stride` apart, into weights; of
@@ -286,7 +294,7 @@ void merge(const AttentionArgs& a, const Task& task, int64_t splits, const Parti
         store(s ? load(sums + i) + scaled : scaled, sums + i);
       }
     }
-    const Lanes factor = fill(1.0f / sum(whole.total));
+    const Lanes factor = fill(1.0f / mass(a, task.head * group + g, whole));
     for (int64_t i = 0; i < dim; i += kLanes) store(load(sums + i) * factor, out + g * dim + i);
   }
 }
@@ -393,9 +401,9 @@ void tile(const AttentionArgs& a, const Task& task) {
     }
   }
   for (int64_t r = 0; r < rows; ++r) {
-    T* out = static_cast<T*>(a.out) +
-             ((token + r / group) * a.q_heads + task.head * group + r % group) * dim;
-    const Lanes factor = fill(1.0f / sum(states[r].total));
+    const int64_t head = task.head * group + r % group;
+    T* out = static_cast<T*>(a.out) + ((token + r / group) * a.q_heads + head) * dim;
+    const Lanes factor = fill(1.0f / mass(a, head, states[r]));
     for (int64_t i = 0; i < panels; ++i)
       store(load(sums + (i * rows + r) * kLanes) * factor, out + i * kLanes);
   }
