@@ -53,7 +53,7 @@ def test_no_tokens_at_all(implementation: Implementation) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "clamped_swiglu"])
 @pytest.mark.parametrize("shape", [(3, 2 * 50), (40, 2 * 1536)])
 def test_act_and_mul(
     implementation: Implementation, dtype: torch.dtype, activation: str, shape: tuple[int, int]

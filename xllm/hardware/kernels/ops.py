@@ -24,7 +24,9 @@ from torch import Tensor
 from xllm.hardware.kernels import binding, reference
 from xllm.hardware.kernels.quantized import QuantizedTokens
 
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
+# The last is not act(gate) * up: with gate <= 7 and -7 <= up <= 7, both clamped first, it is
+# gate * sigmoid(1.702 * gate) * (up + 1).
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "clamped_swiglu")
 
 
 def rms_norm(
@@ -66,6 +68,8 @@ def fused_add_rms_norm(
 
 def act_and_mul(gate_up: Tensor, activation: str, into: Any = None) -> Tensor | QuantizedTokens:
     """``activation(gate) * up`` of ``gate_up`` (T, 2I), gate first -> (T, I). In float32.
+
+    ``clamped_swiglu`` takes both otherwise: see ``ACTIVATIONS``.
 
     ``into``: see above.
 
@@ -247,39 +251,51 @@ def gated_linear(
     return act_and_mul(linear(x, packed, bias), activation, into)
 
 
-def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
-    """Choose experts: softmax over ``x @ weight.T`` in float32, then the ``top_k`` largest.
+def route(
+    x: Tensor, weight: Tensor, top_k: int, normalize: bool, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Choose experts: softmax over ``x @ weight.T + bias`` in float32, the ``top_k`` largest.
 
     Args:
         x: (T, H).
         weight: (E, H) of the router, in the dtype of ``x``.
         top_k: experts per token, at most E.
-        normalize: divide the chosen probabilities by their sum.
+        normalize: divide the chosen probabilities by their sum, which makes them the softmax over
+            the chosen logits alone.
+        bias: (E,) in the dtype of ``x``, or None.
 
     Returns:
         weights (T, top_k) float32, largest first, and experts (T, top_k) int32.
     """
-    return reference.route(x, weight, top_k, normalize)
+    return reference.route(x, weight, top_k, normalize, bias)
 
 
-def pack_experts(gate_up: Tensor, down: Tensor) -> Any:
+def pack_experts(
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Any:
     """Lay the stacked weights of E gated MLPs out as the platform multiplies them fastest.
 
     Args:
-        gate_up: (E, 2I, H), gate rows first. May be kept, like ``down``: the caller must not write
-            to it afterwards.
+        gate_up: (E, 2I, H), gate rows first. May be kept, like the others: the caller must not
+            write to it afterwards.
         down: (E, H, I).
+        gate_up_bias, down_bias: (E, 2I) and (E, H), both or neither.
 
     Returns:
         A value for ``apply_experts`` alone.
     """
-    return reference.pack_experts(gate_up, down)
+    return reference.pack_experts(gate_up, down, gate_up_bias, down_bias)
 
 
 def apply_experts(
     x: Tensor, packed: Any, weights: Tensor, experts: Tensor, activation: str
 ) -> Tensor:
     """The weighted sum of each token's experts, ``down(activation(gate(x)) * up(x))``.
+
+    Biases are added to each product, an expert's last one before its weight.
 
     Args:
         x: (T, H).

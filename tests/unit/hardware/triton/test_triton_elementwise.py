@@ -30,7 +30,7 @@ def test_fused_add_rms_norm_adds_into_the_residual(device) -> None:
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "clamped_swiglu"])
 def test_act_and_mul_equals_reference(activation: str, device) -> None:
     gate_up = torch.randn(3, 2 * 50, device=device) * 3
     torch.testing.assert_close(

@@ -34,6 +34,16 @@ def test_routing_equals_the_reference(tokens, top_k, normalize, device) -> None:
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_the_routers_bias_counts(tokens, device) -> None:
+    x, router, *_ = _block(tokens, device)
+    bias = torch.tensor([0.0, 3.0, -1.0, 0.5, 2.0, -2.0], device=device)
+    weights, experts = route.route(x, router, 3, True, bias)
+    expected, chosen = reference.route(x, router, 3, True, bias)
+    assert experts.tolist() == chosen.tolist()
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("tokens", [2, 9])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_a_row_of_nan_gets_distinct_experts_and_weights_of_nan(tokens, normalize, device) -> None:
@@ -107,3 +117,19 @@ def test_all_tokens_may_choose_one_expert(device) -> None:
     expected = reference.apply_experts(x, reference.pack_experts(gate_up, down), *arguments)
     actual = moe.apply_experts(x, packed, *arguments)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 20])
+def test_biases_and_the_clamped_activation_equal_the_reference(tokens, device) -> None:
+    """Streamed and grouped. Products reach far beyond the clamp, on both sides."""
+    x, router, gate_up, down = _block(tokens, device)
+    generator = torch.Generator().manual_seed(1)
+    biases = [torch.randn(6, n, generator=generator).to(device) * 3 for n in (80, 48)]
+    weights, experts = reference.route(x, router, 3, True)
+    stacked = (gate_up * 5, down, *biases)
+    arguments = (weights, experts, "clamped_swiglu")
+    expected = reference.apply_experts(x, reference.pack_experts(*stacked), *arguments)
+    without = reference.apply_experts(x, reference.pack_experts(*stacked[:2]), *arguments)
+    assert (expected - without).abs().max() > 1.0
+    actual = moe.apply_experts(x, moe.pack_experts(*stacked), *arguments)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)

@@ -13,24 +13,34 @@ from xllm.hardware.kernels.reference.activation import act_and_mul
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """Stacked weights: gate_up (E, 2I, H) and down (E, H, I)."""
+    """Stacked weights: gate_up (E, 2I, H) and down (E, H, I), and their biases or None."""
 
     gate_up: Tensor
     down: Tensor
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
 
 
-def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
+def route(
+    x: Tensor, weight: Tensor, top_k: int, normalize: bool, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """See ``ops.route``."""
-    probabilities = F.linear(x, weight).float().softmax(dim=-1)
+    probabilities = F.linear(x, weight, bias).float().softmax(dim=-1)
     weights, experts = probabilities.topk(top_k, dim=-1)
     if normalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     return weights, experts.int()
 
 
-def pack_experts(gate_up: Tensor, down: Tensor) -> PackedExperts:
+def pack_experts(
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> PackedExperts:
     """See ``ops.pack_experts``."""
-    return PackedExperts(gate_up, down)
+    assert (gate_up_bias is None) == (down_bias is None)
+    return PackedExperts(gate_up, down, gate_up_bias, down_bias)
 
 
 def apply_experts(
@@ -38,9 +48,12 @@ def apply_experts(
 ) -> Tensor:
     """See ``ops.apply_experts``."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    up_biases, down_biases = packed.gate_up_bias, packed.down_bias
     for expert in experts.unique().tolist():
         tokens, choices = torch.where(experts == expert)
-        hidden = act_and_mul(F.linear(x[tokens], packed.gate_up[expert]), activation)
-        y = F.linear(hidden, packed.down[expert]).float()
+        up_bias = up_biases[expert] if up_biases is not None else None
+        down_bias = down_biases[expert] if down_biases is not None else None
+        hidden = act_and_mul(F.linear(x[tokens], packed.gate_up[expert], up_bias), activation)
+        y = F.linear(hidden, packed.down[expert], down_bias).float()
         out.index_add_(0, tokens, y * weights[tokens, choices, None])
     return out.to(x.dtype)

@@ -12,14 +12,14 @@ from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.hardware.kernels.triton.fp8 import empty_tokens, scale_width, store_quantized
 from xllm.hardware.kernels.triton.launch import allow_consumers, pdl_options, wait_for_producers
 
-KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "clamped_swiglu": 3}
 _BLOCK = 1024  # columns of a program, unless a scale spans more
 
 
 def act_and_mul(gate_up: Tensor, activation: str, into: Any = None) -> Tensor | QuantizedTokens:
     """See ``ops.act_and_mul``."""
     if activation not in KINDS:
-        raise ValueError(f"activation must be silu, gelu or gelu_tanh, got {activation!r}")
+        raise ValueError(f"activation must be one of {', '.join(KINDS)}, got {activation!r}")
     tokens, width = gate_up.shape
     half = width // 2
     width = scale_width(into, tokens, gate_up.dtype)
@@ -43,13 +43,18 @@ def act_and_mul(gate_up: Tensor, activation: str, into: Any = None) -> Tensor | 
 
 
 @triton.jit
-def activate(x, KIND: tl.constexpr):
-    """silu (0), gelu by tanh (1), exact gelu (2) of a float32 tile."""
+def gated(x, up, KIND: tl.constexpr):
+    """silu (0), gelu by tanh (1), exact gelu (2) of ``x`` times ``up``, both float32 tiles; or the
+    clamped SwiGLU (3) of both."""
     if KIND == 0:
-        return x * tl.sigmoid(x)
+        return x * tl.sigmoid(x) * up
     if KIND == 1:  # 0.5 (1 + tanh u) = sigmoid(2 u)
-        return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+        return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x)) * up
+    if KIND == 3:  # by comparison, which lets NaN through
+        x = tl.where(x > 7.0, 7.0, x)
+        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up))
+        return x * tl.sigmoid(1.702 * x) * (up + 1.0)
+    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476)) * up
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -72,7 +77,7 @@ def _act_and_mul_kernel(
     gate = tl.load(gate_up_ptr + token * 2 * half + columns, mask=inside, other=0.0)
     up = tl.load(gate_up_ptr + token * 2 * half + half + columns, mask=inside, other=0.0)
     allow_consumers(PDL)
-    y = activate(gate.to(tl.float32), KIND) * up.to(tl.float32)
+    y = gated(gate.to(tl.float32), up.to(tl.float32), KIND)
     if scale_ptr is not None:
         y = y.to(gate_up_ptr.dtype.element_ty).to(tl.float32)
         store_quantized(y, start, token, out_ptr, scale_ptr, half, num_tokens, WIDTH, BLOCK)

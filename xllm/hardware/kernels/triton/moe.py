@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from xllm.hardware.kernels.reference.moe import PackedExperts
-from xllm.hardware.kernels.triton.activation import KINDS, activate
+from xllm.hardware.kernels.triton.activation import KINDS, gated
 from xllm.hardware.kernels.triton.launch import (
     allow_consumers,
     pdl_options,
@@ -48,9 +48,17 @@ class GroupedPairs:
     counts: Tensor  # (E,) int32
 
 
-def pack_experts(gate_up: Tensor, down: Tensor) -> PackedExperts:
+def pack_experts(
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> PackedExperts:
     """See ``ops.pack_experts``."""
-    return PackedExperts(gate_up.contiguous(), down.contiguous())
+    assert (gate_up_bias is None) == (down_bias is None)
+    if gate_up_bias is not None and down_bias is not None:
+        gate_up_bias, down_bias = gate_up_bias.contiguous(), down_bias.contiguous()
+    return PackedExperts(gate_up.contiguous(), down.contiguous(), gate_up_bias, down_bias)
 
 
 def apply_experts(
@@ -96,9 +104,9 @@ def grouped_experts(
     grouped = group_pairs(experts, packed.down.shape[0])
     activated = torch.empty((pairs, inner), dtype=x.dtype, device=x.device)
     kind = KINDS[activation]
-    _product(x, packed.gate_up, grouped, activated, None, top_k, kind, up_tile)
+    _product(x, packed.gate_up, packed.gate_up_bias, grouped, activated, None, top_k, kind, up_tile)
     parts = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)
-    _product(activated, packed.down, grouped, parts, weights, 1, None, down_tile)
+    _product(activated, packed.down, packed.down_bias, grouped, parts, weights, 1, None, down_tile)
     out = torch.empty_like(x)
     _reduce_kernel[(tokens, triton.cdiv(hidden, _REDUCE_BLOCK))](
         parts,
@@ -135,6 +143,7 @@ def group_pairs(experts: Tensor, num_experts: int) -> GroupedPairs:
 def _product(
     x: Tensor,
     weight: Tensor,
+    bias: Tensor | None,
     grouped: GroupedPairs,
     out: Tensor,
     weights: Tensor | None,
@@ -142,7 +151,7 @@ def _product(
     activation: int | None,
     tile: GroupTile,
 ) -> None:
-    """Each pair's row of ``x`` times its expert's weight: into ``out`` (P, N) by pair.
+    """Each pair's row of ``x`` times its expert's weight, plus bias: into ``out`` (P, N) by pair.
 
     With ``activation``, ``weight`` holds gate and up rows, and ``out`` is activation(gate) * up.
     With ``weights``, every pair's row is scaled.
@@ -155,6 +164,7 @@ def _product(
     _grouped_product_kernel[(blocks * n_tiles,)](
         x,
         weight,
+        bias,
         grouped.lists,
         grouped.counts,
         weights,
@@ -213,6 +223,7 @@ def _group_kernel(
 def _grouped_product_kernel(
     x_ptr,  # (P // PAIRS_PER_ROW, K)
     weight_ptr,  # (E, N, K), or (E, 2N, K) with gate rows first
+    bias_ptr,  # (E, N) or (E, 2N), or None
     lists_ptr,  # (E, list_length) int32
     counts_ptr,  # (E,) int32
     weights_ptr,  # (P,) float32 or None
@@ -287,8 +298,13 @@ def _grouped_product_kernel(
             up = tl.dot(w, x, up, input_precision=PRECISION)
         x_at += BLOCK_K
         w_at += BLOCK_K
+    if bias_ptr is not None:
+        biases = bias_ptr + expert * (outputs if KIND is None else 2 * outputs) + n
+        y += tl.load(biases, mask=in_n, other=0.0).to(tl.float32)[:, None]
+        if KIND is not None:
+            up += tl.load(biases + outputs, mask=in_n, other=0.0).to(tl.float32)[:, None]
     if KIND is not None:
-        y = activate(y, KIND) * up
+        y = gated(y, up, KIND)
     if weights_ptr is not None:
         y *= tl.load(weights_ptr + pairs, mask=in_block, other=0.0)[None, :]
     to = out_ptr + pairs.to(tl.int64)[None, :] * outputs + n[:, None]

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from xllm.hardware.kernels.reference.moe import PackedExperts
-from xllm.hardware.kernels.triton.activation import KINDS, activate
+from xllm.hardware.kernels.triton.activation import KINDS, gated
 from xllm.hardware.kernels.triton.launch import (
     allow_consumers,
     pdl_options,
@@ -51,6 +51,7 @@ def stream_experts(
     _up_kernel[(triton.cdiv(inner, tile.up_n), tokens * top_k)](
         x,
         packed.gate_up,
+        packed.gate_up_bias,
         experts,
         activated,
         hidden,
@@ -66,6 +67,7 @@ def stream_experts(
     _down_kernel[(triton.cdiv(hidden, tile.down_n), tokens)](
         activated,
         packed.down,
+        packed.down_bias,
         experts,
         weights,
         out,
@@ -85,6 +87,7 @@ def stream_experts(
 def _up_kernel(
     x_ptr,  # (T, H)
     weight_ptr,  # (E, 2I, H)
+    bias_ptr,  # (E, 2I), or None
     experts_ptr,  # (P,) int32
     out_ptr,  # (P, I)
     hidden,
@@ -120,7 +123,13 @@ def _up_kernel(
         )
         gate += g.to(tl.float32) * x
         up += u.to(tl.float32) * x
-    y = activate(tl.sum(gate, axis=1), KIND) * tl.sum(up, axis=1)
+    gates = tl.sum(gate, axis=1)
+    ups = tl.sum(up, axis=1)
+    if bias_ptr is not None:
+        biases = bias_ptr + expert * 2 * inner + n
+        gates += tl.load(biases, mask=in_n, other=0.0).to(tl.float32)
+        ups += tl.load(biases + inner, mask=in_n, other=0.0).to(tl.float32)
+    y = gated(gates, ups, KIND)
     tl.store(out_ptr + pair * inner + n, y.to(out_ptr.dtype.element_ty), mask=in_n)
 
 
@@ -128,6 +137,7 @@ def _up_kernel(
 def _down_kernel(
     x_ptr,  # (T, TOP_K, I)
     weight_ptr,  # (E, H, I)
+    bias_ptr,  # (E, H), or None
     experts_ptr,  # (T, TOP_K) int32
     weights_ptr,  # (T, TOP_K) float32
     out_ptr,  # (T, H)
@@ -174,5 +184,10 @@ def _down_kernel(
             eviction_policy="evict_first",
         )
         acc += w.to(tl.float32) * (x * weights[:, None])[:, None, :]
-    y = tl.sum(tl.sum(acc, axis=2), axis=0)
+    parts = tl.sum(acc, axis=2)
+    if bias_ptr is not None:
+        biases = bias_ptr + experts[:, None] * hidden + n[None, :]
+        bias = tl.load(biases, mask=chosen[:, None] & in_n[None, :], other=0.0)
+        parts += bias.to(tl.float32) * weights[:, None]
+    y = tl.sum(parts, axis=0)
     tl.store(out_ptr + token * hidden + n, y.to(out_ptr.dtype.element_ty), mask=in_n)

@@ -23,7 +23,9 @@ _BLOCK_N = 4
 _BLOCK_K = 2048
 
 
-def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
+def route(
+    x: Tensor, weight: Tensor, top_k: int, normalize: bool, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """See ``ops.route``."""
     tokens, hidden = x.shape
     num_experts = weight.shape[0]
@@ -44,6 +46,7 @@ def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tenso
         _score_and_choose_kernel[(triton.cdiv(num_experts, _BLOCK_N),)](
             x,
             weight,
+            bias,
             logits,
             arrival_counters(x.device),
             weights,
@@ -58,7 +61,7 @@ def route(x: Tensor, weight: Tensor, top_k: int, normalize: bool) -> tuple[Tenso
             **constants,
         )
         return weights, experts
-    logits = functional.linear(x, weight)
+    logits = functional.linear(x, weight, bias)
     _choose_kernel[(tokens,)](logits, weights, experts, num_experts, num_warps=1, **constants)
     return weights, experts
 
@@ -130,6 +133,7 @@ def _choose_kernel(
 def _score_and_choose_kernel(
     x_ptr,  # (T, H)
     weight_ptr,  # (E, H)
+    bias_ptr,  # (E,), or None
     logits_ptr,  # (T, E) float32
     counter_ptr,  # zero on entry and exit
     weights_ptr,  # (T, TOP_K) float32
@@ -163,8 +167,11 @@ def _score_and_choose_kernel(
             mask = in_n[:, None] & (kk < hidden)[None, :]
             w = tl.load(rows + kk[None, :], mask=mask, other=0.0).to(tl.float32)
             acc += w * tl.load(x_row + kk, mask=kk < hidden, other=0.0).to(tl.float32)[None, :]
+        y = tl.sum(acc, axis=1)
+        if bias_ptr is not None:
+            y += tl.load(bias_ptr + n, mask=in_n, other=0.0).to(tl.float32)
         # Rounded to the model's dtype, as a product of its own would be.
-        y = tl.sum(acc, axis=1).to(x_ptr.dtype.element_ty).to(tl.float32)
+        y = y.to(x_ptr.dtype.element_ty).to(tl.float32)
         tl.store(logits_ptr + token * num_experts + n, y, mask=in_n)
     tl.debug_barrier()  # all stores of this program precede its arrival
     if tl.atomic_add(counter_ptr, 1, sem="acq_rel") != tl.num_programs(0) - 1:
