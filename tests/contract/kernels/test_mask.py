@@ -22,6 +22,9 @@ def test_masks_equal_the_reference(implementation: Implementation, vocab_size: i
     reference.mask_logits(expected, rows, masks)
     implementation.mask_logits(logits, rows, masks)
     assert torch.equal(logits, expected)
+    narrow = random(5, vocab_size).bfloat16()
+    implementation.mask_logits(narrow, rows, masks)
+    assert torch.equal(narrow.isinf(), expected.isinf())
     bit = [(int(masks[0, i // 32]) >> (i % 32)) & 1 for i in range(vocab_size)]
     assert logits[4].isfinite().int().tolist() == bit
     assert logits[2].isinf().all() and logits[[0, 1, 3]].isfinite().all()

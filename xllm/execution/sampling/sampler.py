@@ -30,6 +30,7 @@ class StagedStep:
     logprob_entries: Int64Array  # (L,) rows that return logprobs
     logprob_counts: Int32Array  # (L,) alternatives each of them asked for
     waits: bool  # for the tokens of the step before: it has rows with a grammar
+    widens: bool  # logits to float32, which masks and choosing tokens do without
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ class Sampler:
         asking = np.flatnonzero(counts >= 0)
         processors = self._pipeline.stage(step)
         waits = self._grammar in processors
-        return StagedStep(step, processors, filters, keys, asking, counts[asking], waits)
+        widens = len(processors) > waits or asking.size > 0 or self._device.type == "cpu"
+        return StagedStep(step, processors, filters, keys, asking, counts[asking], waits, widens)
 
     def plain_draws(self, step: SamplingStep) -> PlainDraws | None:
         """The step's draws if it needs nothing but Gumbel-max, which graphs contain, else None."""
@@ -120,7 +122,9 @@ class Sampler:
             logits: (M, V') of any float type, V' at least ``vocab_size``; may be overwritten.
             staged: the step these logits belong to.
         """
-        logits = logits[:, : self._vocab_size].float()
+        logits = logits[:, : self._vocab_size]
+        if staged.widens:
+            logits = logits.float()
         raw = None
         if staged.logprob_entries.size:
             raw = logits[as_index(staged.logprob_entries, self._device)]

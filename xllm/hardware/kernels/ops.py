@@ -392,7 +392,7 @@ def choose_tokens(
     choice depends on no order of sorting; where one token is left, it is the first largest.
 
     Args:
-        logits: (M, V) float32, rows contiguous.
+        logits: (M, V) of any float dtype, rows contiguous; computed with in float32.
         inverse_temperature: (M,) float32, 0 is greedy; None: every row is.
         log_min_p: (M,) float32, -inf is off; None: off.
         top_k: (M,) int64, 1..V, V is off; None: off.
@@ -410,7 +410,7 @@ def mask_logits(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
     """Set the logits of banned tokens to -inf, in place.
 
     Args:
-        logits: (M, V) float32, rows contiguous.
+        logits: (M, V) of any float dtype, rows contiguous.
         rows: (C,) int64, which rows have a mask; none twice.
         masks: (C, ceil(V / 32)) int32, contiguous: bit ``i % 32`` of word ``i // 32`` allows token
             ``i``.

@@ -50,6 +50,17 @@ def test_draws_equal_the_reference(vocab_size: int, rounded: bool, device) -> No
     assert torch.equal(best, largest)
 
 
+def test_narrow_logits_are_chosen_from_as_if_widened(device, monkeypatch) -> None:
+    logits, *rest = _arguments(600, True, device)
+    logits[:, ::3] = -torch.inf  # as masks leave them
+    for fewest in (0, 32):  # by the kernel, and by sorting
+        monkeypatch.setattr(choose, "_FEWEST_FILTERED_ROWS", fewest)
+        tokens, best = choose.choose_tokens(logits.bfloat16(), *rest)
+        expected, largest = reference.choose_tokens(logits, *rest)
+        assert tokens.tolist() == expected.tolist()
+        assert best.dtype == torch.float32 and torch.equal(best, largest)
+
+
 @pytest.mark.parametrize("kept", [None, 0, 1, 2], ids=["none", "min-p", "top-k", "top-p"])
 def test_filters_may_be_left_out(kept: int | None, device) -> None:
     logits, inverse, *every, keys = _arguments(300, False, device, seed=1)

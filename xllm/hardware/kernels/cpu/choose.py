@@ -23,7 +23,8 @@ def choose_tokens(
     keys: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``ops.choose_tokens``."""
-    assert logits.dtype == torch.float32 and logits.stride(1) == 1
+    logits = logits.float()
+    assert logits.stride(1) == 1
     rows, vocab_size = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64)
     best = torch.empty(rows)

@@ -22,6 +22,7 @@ def choose_tokens(
     keys: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``ops.choose_tokens``. Sorts whole rows, and never waits for a device."""
+    logits = logits.float()
     tokens = logits.argmax(dim=1)
     best = logits.gather(1, tokens.unsqueeze(1))
     if inverse_temperature is None:
