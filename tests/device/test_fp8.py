@@ -64,3 +64,37 @@ def test_what_makes_activations_quantizes_them_to_the_bit(tokens: int, width: in
         lambda into: act_and_mul(gate_up, "silu", into),
     ):
         assert torch.equal(linear(make(into), into), linear(make(None), into))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 17, 64, 130, 300, 1000])
+@pytest.mark.parametrize("shape", [(384, 512), (200, 300), (4096, 2176)])
+def test_products_of_blocks_equal_what_they_stand_for(tokens: int, shape: tuple[int, int]) -> None:
+    from xllm.hardware.kernels.reference.fp8 import dequantize_tokens
+    from xllm.hardware.kernels.triton.fp8 import quantize_tokens
+    from xllm.hardware.kernels.triton.linear import linear, pack_linear
+    from xllm.modeling.quantization.fp8_block import quantize_blocks
+
+    outputs, inputs = shape
+    values, scale = quantize_blocks(torch.randn(outputs, inputs, device="cuda"))
+    x = torch.randn(tokens, inputs, device="cuda", dtype=torch.bfloat16)
+    bias = torch.randn(outputs, device="cuda", dtype=torch.bfloat16)
+    wide = x.double()
+    if tokens > 1:
+        wide = dequantize_tokens(quantize_tokens(x, 128), 128).double()
+    expected = wide @ reference.dequantize_weight(values, scale).double().T + bias
+    actual = linear(x, pack_linear(values, scale), bias).double()
+    assert (actual - expected).norm() < 4e-3 * expected.norm()
+    plain = x.double() @ reference.dequantize_weight(values, scale).double().T + bias
+    assert (actual - plain).norm() < 0.04 * plain.norm()
+
+
+@pytest.mark.parametrize("width", [128, 384])
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_broken_value_breaks_its_token_and_no_other(width: int, broken: float) -> None:
+    from xllm.hardware.kernels.reference.fp8 import dequantize_tokens
+    from xllm.hardware.kernels.triton.fp8 import quantize_tokens
+
+    x = torch.randn(3, 384, device="cuda", dtype=torch.bfloat16)
+    x[1, 200] = broken
+    restored = dequantize_tokens(quantize_tokens(x, width), width)
+    assert restored.isnan().any(dim=1).tolist() == [False, True, False]

@@ -105,6 +105,7 @@ def store_quantized(
 ):
     """Quantize and store ``y`` (BLOCK,) float32, one token's columns from ``start`` on.
 
+    A NaN stays one, so that its row fails and is not answered from noise.
     Columns from ``inputs`` on must be 0 and are not stored. WIDTH columns share a scale: a part of
     BLOCK, or all ``inputs``, which the block then holds.
     """
@@ -114,14 +115,15 @@ def store_quantized(
         peak = tl.max(tl.abs(y), axis=0)
         scale = tl.where(peak > 0.0, peak / MAX, 1.0)
         tl.store(scale_ptr + token, scale)
-        values = tl.clamp(y / scale, -MAX, MAX)
+        values = tl.clamp(y / scale, -MAX, MAX, propagate_nan=tl.PropagateNan.ALL)
     else:
         runs = tl.reshape(y, [BLOCK // WIDTH, WIDTH])
         peaks = tl.max(tl.abs(runs), axis=1)
         scales = tl.where(peaks > 0.0, peaks / MAX, 1.0)
         run = start // WIDTH + tl.arange(0, BLOCK // WIDTH)
         tl.store(scale_ptr + run * num_tokens + token, scales, mask=run * WIDTH < inputs)
-        values = tl.reshape(tl.clamp(runs / scales[:, None], -MAX, MAX), [BLOCK])
+        runs = tl.clamp(runs / scales[:, None], -MAX, MAX, propagate_nan=tl.PropagateNan.ALL)
+        values = tl.reshape(runs, [BLOCK])
     at = values_ptr + token * inputs + columns
     tl.store(at, values.to(values_ptr.dtype.element_ty), mask=columns < inputs)
 
