@@ -27,7 +27,7 @@ _PACKAGE = "flash_attn_3"
 _CAPABILITY = 9  # major; the kernels are written for Hopper's instructions
 _MAX_HEAD_DIM = 256
 # Below, two launches more a layer cost what the faster kernel gains.
-MIN_TOKENS = 512
+MIN_TOKENS = 256
 
 
 def missing() -> str | None:
