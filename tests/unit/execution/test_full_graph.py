@@ -151,6 +151,33 @@ def test_what_a_graph_launches_was_launched_before(
     assert unrehearsed and not any(unrehearsed)
 
 
+def test_rehearsals_launch_what_constrained_rows_need(
+    tmp_path: Path, graphs: FakeGraphs, monkeypatch
+) -> None:
+    launched: list[str] = []
+
+    def note(context: pytest.MonkeyPatch, name: str) -> None:
+        plain = getattr(ops, name)
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            launched.append(name)
+            return plain(*args, **kwargs)
+
+        context.setattr(ops, name, noted)
+
+    files = write_checkpoint(tmp_path, "llama")
+    for grammars, expected in ((None, 0), (new_cache(), 1)):
+        engine = TinyEngine(files, max_rows=MAX_ROWS, grammars=grammars)
+        launched.clear()
+        with monkeypatch.context() as context, torch.inference_mode():
+            note(context, "mask_logits")
+            note(context, "choose_tokens")
+            for work in engine.worker._started.graph_step.rehearsals():
+                work()
+        assert launched.count("mask_logits") == expected
+        assert launched.count("choose_tokens") == 2 * expected
+
+
 def test_graphs_are_captured_largest_first_and_a_batch_takes_the_smallest_that_fits(
     tmp_path: Path, graphs: FakeGraphs
 ) -> None:

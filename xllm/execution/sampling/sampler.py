@@ -111,6 +111,19 @@ class Sampler:
         widens = len(processors) > waits or asking.size > 0 or self._device.type == "cpu"
         return StagedStep(step, processors, filters, keys, asking, counts[asking], waits, widens)
 
+    def rehearse(self, logits: torch.Tensor) -> None:
+        """Launch the kernels of rows with a grammar on a decode step's logits (M, V'), which are
+        overwritten: the first such row shall not wait for a compiler."""
+        if self._grammar is None:
+            return
+        logits = logits[:, : self._vocab_size]
+        rows = torch.arange(len(logits), device=self._device)
+        ops.mask_logits(logits, rows, self._grammar.blank_masks(len(logits)))
+        ops.choose_tokens(logits)
+        inverse = torch.ones(len(logits), device=self._device)
+        keys = torch.zeros((2, len(logits)), dtype=torch.int32, device=self._device)
+        ops.choose_tokens(logits, inverse, keys=keys)
+
     def plain_draws(self, step: SamplingStep) -> PlainDraws | None:
         """The step's draws if it needs nothing but Gumbel-max, which graphs contain, else None."""
         return self.table.plain_draws(step) if self._pipeline.idle else None

@@ -60,8 +60,9 @@ class GraphStep:
         return self._runner.num_replays
 
     def rehearsals(self) -> list[Callable[[], object]]:
-        """Work that launches every kernel of the graphs."""
-        return self._runner.rehearsals()
+        """Work that launches every kernel of the graphs, and what constrained rows need after."""
+        first, *others = self._runner.rehearsals()
+        return [lambda: self._sampler.rehearse(first().logits), *others]
 
     def capture(self, progress: Callable[[int, int], None]) -> None:
         """Capture the graphs; told how many are done of how many.

@@ -92,7 +92,7 @@ class FullGraphRunner:
         self.num_replays = 0
         self.num_padding_rows = 0
 
-    def rehearsals(self) -> list[Callable[[], object]]:
+    def rehearsals(self) -> list[Callable[[], DecodeOutput]]:
         """Work that launches every kernel of the graphs: one row, few, and many."""
         sizes = [(size, False) for size in {*self._buckets[:2], self._buckets[-1]}]
         sizes += [(size, True) for size in {*self._prefix_buckets[:1], *self._prefix_buckets[-1:]}]

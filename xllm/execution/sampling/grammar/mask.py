@@ -76,6 +76,11 @@ class GrammarMask:
         """Rows that have a grammar."""
         return len(self._rows)
 
+    def blank_masks(self, num_rows: int) -> torch.Tensor:
+        """(num_rows, W) masks on the device that allow nothing."""
+        shape = (num_rows, self._mask_shape[1])
+        return torch.zeros(shape, dtype=torch.int32, device=self._device)
+
     @property
     def entries(self) -> Int64Array:
         """(C,) which of the staged step's rows have a grammar, in the order of ``next_masks``."""
