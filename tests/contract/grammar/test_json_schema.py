@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.contract.grammar.json_schema_features import FEATURES, Feature
@@ -55,3 +58,64 @@ def test_a_schema_cannot_change_how_it_is_compiled(compiler: GrammarCompiler) ->
     schema["uniqueItems"] = True
     with pytest.raises(GrammarError, match="uniqueItems"):
         compiler.compile(StructuredOutput("json_schema", json.dumps(schema)))
+
+
+def _properties(count: int) -> dict[str, Any]:
+    return {f"p{i}": {"type": "integer"} for i in range(count)}
+
+
+LARGE: dict[str, dict[str, Any]] = {
+    "1,300 optional properties": {"type": "object", "properties": _properties(1300)},
+    "1,300 required properties": {
+        "type": "object",
+        "properties": _properties(1300),
+        "required": [*_properties(1300)],
+    },
+    "600 alternatives": {
+        "anyOf": [
+            {"type": "object", "properties": {"a": {"type": "string"}, f"p{i}": {"type": "null"}}}
+            for i in range(600)
+        ]
+    },
+    "600 arrays": {
+        "anyOf": [{"type": "array", "items": {"minimum": i, "type": "integer"}} for i in range(600)]
+    },
+    "600 objects in an array": {
+        "type": "array",
+        "items": {"anyOf": [{"type": "object", "properties": _properties(2)}] * 600},
+    },
+    "3,000 alternatives": {
+        "anyOf": [{"type": "object", "properties": {f"p{i}": {}, "q": {}}} for i in range(3000)]
+    },
+    "128 pattern properties": {
+        "type": "object",
+        "patternProperties": {f"^f{i}_": {"type": "string"} for i in range(128)},
+    },
+    "5,000 values": {"enum": [f"value {i}" for i in range(5000)]},
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_schema_is_followed_or_refused_as_it_is_compiled(
+    compiler: GrammarCompiler, name: str
+) -> None:
+    """Never compiled and then given up in the middle of an answer."""
+    try:
+        grammar = compiler.compile(StructuredOutput("json_schema", json.dumps(LARGE[name])))
+    except GrammarError as error:
+        assert name == "3,000 alternatives", error
+        assert "too many alternatives" in str(error) and "10000" in str(error)
+        return
+    assert name != "3,000 alternatives"
+    for seed in range(3):
+        rng = random.Random(seed)
+        made = grammar.new_matcher()
+        assert made is not None
+        for _ in range(40):
+            mask = np.frombuffer(made.matcher.compute_bitmask(), np.uint8)
+            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
+            assert allowed and not made.matcher.is_error(), made.matcher.get_error()
+            token = rng.choice(allowed)
+            assert made.matcher.consume_tokens([token]), made.matcher.get_error()
+            if made.matcher.is_stopped():
+                break

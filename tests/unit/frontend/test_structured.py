@@ -105,6 +105,19 @@ def nested(depth):
         ({"guided_json": nested(70)}, "guided_json", "64 deep"),
         ({"guided_json": {"enum": ["x" * 300_000]}}, "guided_json", "262144"),
         ({"guided_json": {"anyOf": [{}] * 5000}}, "guided_json", "4096"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {
+                        "name": "x",
+                        "schema": {"patternProperties": {f"^f{i}_": {} for i in range(1300)}},
+                    },
+                }
+            },
+            "response_format",
+            "at most 128 patternProperties, got 1300",
+        ),
         ({"guided_json": {"multipleOf": 1_000_003}}, "guided_json", "multipleOf"),
         ({"guided_json": {"multipleOf": 1e300}}, "guided_json", "multipleOf"),
         ({"guided_regex": "a" * 300_000}, "guided_regex", "262144"),

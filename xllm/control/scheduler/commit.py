@@ -77,7 +77,8 @@ class Committer:
         if sequence is None:
             return  # left already; the failure is that of a dropped result
         notices = self._state.notices
-        notices.failures.append(Failure(sequence.handle, sequence.choice, reason, status))
+        param = "structured_outputs" if reason.startswith("structured_outputs ") else None
+        notices.failures.append(Failure(sequence.handle, sequence.choice, reason, status, param))
         notices.ended.append((sequence.handle, sequence.choice, FinishReason.ERROR))
         self._state.blocks.forget(row)  # suspect content: nobody may share it
         self._state.finish(sequence)

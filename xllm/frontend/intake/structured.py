@@ -25,6 +25,7 @@ MAX_SCHEMA_DEPTH = 64
 MAX_SCHEMA_OBJECTS = 4096  # compiling takes time quadratic in their number
 MAX_MULTIPLE = 100_000  # of multipleOf, in units of its last decimal: compiled to as many states
 MAX_CHOICES = 4096
+MAX_PATTERN_PROPERTIES = 128  # compiling takes time cubic in their number
 
 # Field of a body -> kind of constraint; the former names of vLLM, then those of SGLang.
 _ALIASES = {
@@ -195,7 +196,7 @@ def _convert(field: str, value: dict[str, Any]) -> StructuredOutputsParams:
 
 
 def _check_size(schema: dict[str, Any]) -> None:
-    num_objects = 0
+    num_objects = num_patterns = 0
     todo: list[tuple[Any, int]] = [(schema, 1)]
     while todo:
         value, depth = todo.pop()
@@ -204,9 +205,16 @@ def _check_size(schema: dict[str, Any]) -> None:
         if isinstance(value, dict):
             num_objects += 1
             _check_multiple(value.get("multipleOf"))
+            patterns = value.get("patternProperties")
+            num_patterns += len(patterns) if isinstance(patterns, dict) else 0
             todo += [(entry, depth + 1) for entry in value.values()]
         elif isinstance(value, list):
             todo += [(entry, depth + 1) for entry in value]
+    if num_patterns > MAX_PATTERN_PROPERTIES:
+        raise GrammarError(
+            f"a schema may have at most {MAX_PATTERN_PROPERTIES} patternProperties, got "
+            f"{num_patterns}"
+        )
     if num_objects > MAX_SCHEMA_OBJECTS:
         raise GrammarError(
             f"a schema may have at most {MAX_SCHEMA_OBJECTS} objects in it, got {num_objects}"

@@ -16,11 +16,14 @@ import numpy as np
 import torch
 
 from xllm.core.grammar import GrammarCache, MaskFiller
+from xllm.core.grammar.compiler import explain
 from xllm.core.grammar.masks import TOKENS_PER_WORD
 from xllm.core.utils.arrays import BoolArray, Int32Array, Int64Array
 from xllm.execution.sampling.grammar.row import GrammarRow
 from xllm.execution.sampling.step import RowRequest, SamplingStep, as_index
 from xllm.hardware.kernels import ops
+
+_STUCK = "structured_outputs cannot be followed further: "
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -199,7 +202,7 @@ class GrammarMask:
         assert self._filler is not None
         for row, taken in zip(takers, self._filler.advance(steps), strict=True):
             if not taken:
-                row.failure = "its grammar refuses a token that it allowed"
+                row.failure = _STUCK + explain(row.matcher)
 
     def _fill(self, batch: _Batch) -> torch.Tensor:
         """(C, W) masks of the batch, on the host."""
@@ -228,7 +231,7 @@ class GrammarMask:
                 )
         for place, problem in zip(places, self._filler.fill(asked, masks), strict=True):
             if problem is not None:
-                batch.rows[place].failure = f"its grammar cannot be followed further: {problem}"
+                batch.rows[place].failure = _STUCK + problem
         for place, row in enumerate(batch.rows):
             if row.failure is not None:
                 masks[place] = 0

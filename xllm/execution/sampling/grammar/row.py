@@ -55,7 +55,7 @@ class GrammarRow:
         for place, token in enumerate(token_ids):
             if self.begun:
                 if not self.free and not self.matcher.consume_tokens(list(token_ids[place:])):
-                    self.failure = "its grammar does not lead to its own output"
+                    self.failure = "structured_outputs does not lead to its own output"
                 return
             self.skip(token)
 
