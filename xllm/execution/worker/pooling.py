@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -14,20 +13,16 @@ from xllm.core.messages.worker import NewRows, PooledRows, StepPlan, StepResult,
 from xllm.core.utils.arrays import Int32Array
 from xllm.execution.executor import Executor, ModelInputs
 from xllm.execution.executor.warmup import WARMUP_STEP, prompt_plan
-from xllm.execution.worker import resources
 from xllm.execution.worker.input_builder import InputBuilder
+from xllm.execution.worker.opening import Progress, open_model
 from xllm.execution.worker.pending import to_host
 from xllm.execution.worker.profiling import StepProfiler
 from xllm.execution.worker.rows import Rows
 from xllm.execution.worker.transfer import upload
-from xllm.hardware.platforms import Platform
-from xllm.kv_cache.layout import CacheGroup, WorkerInfo
+from xllm.kv_cache.layout import WorkerInfo
 from xllm.kv_cache.storage import CacheStorage
-from xllm.modeling.attention import AttentionBackend, cache_groups, load_backend
 from xllm.modeling.models.pooling import PoolingModel
 from xllm.modeling.weights.loader import load_pooling_model
-
-Progress = Callable[[str, float], None]  # phase, fraction 0..1
 
 _NO_TOKENS = np.zeros(0, np.int32)
 
@@ -107,15 +102,13 @@ class PoolingWorker:
             ValueError: the model or a setting does not fit; the message names it.
         """
         assert self._started is None, "the worker was started before"
-        platform = resources.open_platform(self._config.execution)
-        config = self._config = resources.with_step_tokens(self._config, platform)
-        self._device = platform.device
-        backend = load_backend(resources.attention_backend(config.execution, platform))
-        model = self._load(platform)
+        opened = open_model(self._config, self._files, load_pooling_model, self._progress)
+        config = self._config = opened.config
+        self._device = opened.platform.device
+        model, backend, groups = opened.model, opened.backend, opened.groups
         max_len = model.config.max_len
-        groups = self._cache_groups(model, backend, platform)
         rows = Rows(config.scheduler.max_num_seqs, max_len, groups, self._device)
-        storage = CacheStorage.allocate(groups, backend, model.dtype, self._device)
+        storage = CacheStorage.allocate(groups, backend, opened.cache_dtype, self._device)
         self._started = _Started(
             model,
             Executor(model, storage, backend),
@@ -131,7 +124,7 @@ class PoolingWorker:
             max_model_len=max_len,
             max_step_tokens=config.scheduler.max_num_batched_tokens,
             eos_token_ids=self._files.eos_token_ids,
-            async_device=platform.async_device,
+            async_device=opened.platform.async_device,
         )
 
     def close(self) -> None:
@@ -160,32 +153,6 @@ class PoolingWorker:
 
     def unload_adapter(self, adapter: int) -> None:
         """Nothing was loaded."""
-
-    def _load(self, platform: Platform) -> PoolingModel:
-        config = self._config.model
-        phase = "load weights"
-        self._progress(phase, 0.0)
-        with self._device:
-            return load_pooling_model(
-                self._files,
-                dtype=resources.resolve_dtype(config.dtype, platform),
-                quantization=config.quantization,
-                max_model_len=config.max_model_len,
-                seed=config.seed,
-                keep_fp8=platform.supports_fp8,
-                progress=lambda done, total: self._progress(phase, done / max(total, 1)),
-            )
-
-    def _cache_groups(
-        self, model: PoolingModel, backend: AttentionBackend, platform: Platform
-    ) -> tuple[CacheGroup, ...]:
-        block_size = self._config.cache.block_size or backend.preferred_block_size
-        groups = cache_groups(model, block_size, model.dtype.itemsize)
-        if not groups:
-            return ()
-        self._progress("allocate KV cache", 0.0)
-        demand = resources.cache_demand(self._config.scheduler, model.config.max_len)
-        return resources.size_cache(groups, self._config.cache, demand, platform)
 
     # --- the step ----------------------------------------------------------------------------
 

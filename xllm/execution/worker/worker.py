@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -25,19 +24,18 @@ from xllm.execution.worker.finishing import StepFinisher, StepOutcome
 from xllm.execution.worker.graph_step import GraphStep
 from xllm.execution.worker.idle import IdleMeter
 from xllm.execution.worker.input_builder import InputBuilder
+from xllm.execution.worker.opening import OpenedModel, Progress, open_model
 from xllm.execution.worker.profiling import StepProfiler
 from xllm.execution.worker.prompt_logprobs import PromptScorer
 from xllm.execution.worker.rows import Rows
 from xllm.hardware.platforms import CaptureError, Platform
 from xllm.kv_cache.layout import CacheGroup, WorkerInfo, first_full_group
 from xllm.kv_cache.storage import CacheStorage
-from xllm.modeling.attention import AttentionBackend, GraphSupport, cache_groups, load_backend
+from xllm.modeling.attention import GraphSupport
 from xllm.modeling.models.decoder import CausalLM
 from xllm.modeling.weights.loader import load_model
 
 logger = get_logger(__name__)
-
-Progress = Callable[[str, float], None]  # phase, fraction 0..1
 
 
 @dataclasses.dataclass(slots=True)
@@ -100,25 +98,12 @@ class Worker:
             ValueError: the model or a setting does not fit; the message names it.
         """
         assert self._started is None, "the worker was started before"
-        execution = self._config.execution
-        platform = resources.open_platform(execution)
+        opened = open_model(self._config, self._files, load_model, self._progress)
+        self._config, platform = opened.config, opened.platform
         self._device = platform.device
-        self._config = resources.with_step_tokens(self._config, platform)
         self._idle = IdleMeter(self._device)
-        resources.check_fp8(self._config, platform)
-        backend = load_backend(resources.attention_backend(execution, platform))
-        model = self._load(platform)
-        groups = resources.size_cache(
-            cache_groups(
-                model,
-                self._config.cache.block_size or backend.preferred_block_size,
-                resources.cache_dtype(self._config.cache, model.dtype).itemsize,
-            ),
-            self._config.cache,
-            resources.cache_demand(self._config.scheduler, model.config.max_len),
-            platform,
-        )
-        graph_step = self._allocate(model, backend, groups, platform).graph_step
+        model, groups = opened.model, opened.groups
+        graph_step = self._allocate(opened).graph_step
         self._compile(platform)
         self._warm_up(groups, model.config.max_len)
         return WorkerInfo(
@@ -165,34 +150,13 @@ class Worker:
             return None
         return RowAdapters(self._config.lora, model, max_rows, self._device)
 
-    def _load(self, platform: Platform) -> CausalLM:
-        config = self._config.model
-        phase = "load weights"
-        self._progress(phase, 0.0)
-        with self._device:
-            return load_model(
-                self._files,
-                dtype=resources.resolve_dtype(config.dtype, platform),
-                quantization=config.quantization,
-                max_model_len=config.max_model_len,
-                seed=config.seed,
-                keep_fp8=platform.supports_fp8,
-                progress=lambda done, total: self._progress(phase, done / max(total, 1)),
-            )
-
-    def _allocate(
-        self,
-        model: CausalLM,
-        backend: AttentionBackend,
-        groups: tuple[CacheGroup, ...],
-        platform: Platform,
-    ) -> _Started:
-        self._progress("allocate KV cache", 0.0)
+    def _allocate(self, opened: OpenedModel[CausalLM]) -> _Started:
+        model, backend, groups = opened.model, opened.backend, opened.groups
         max_rows = self._config.scheduler.max_num_seqs
-        dtype = resources.cache_dtype(self._config.cache, model.dtype)
+        dtype = opened.cache_dtype
         resources.check_cache_scales(model, dtype)
         storage = CacheStorage.allocate(groups, backend, dtype, self._device)
-        graphs = resources.open_graphs(self._config.execution, platform, backend)
+        graphs = resources.open_graphs(self._config.execution, opened.platform, backend)
         rows = Rows(max_rows, model.config.max_len, groups, self._device)
         sampler = Sampler(max_rows, model.vocab_size, self._device, self._grammars)
         mixed = None
