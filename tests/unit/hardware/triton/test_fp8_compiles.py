@@ -14,7 +14,7 @@ def launch_all() -> None:
     """Launch every kernel that reads or writes 8-bit tokens, as the engine does."""
     from xllm.hardware.kernels.triton import fp8, fp8_block
     from xllm.hardware.kernels.triton.activation import act_and_mul
-    from xllm.hardware.kernels.triton.linear import linear, pack_linear
+    from xllm.hardware.kernels.triton.linear import gated_linear, linear, pack_linear
     from xllm.hardware.kernels.triton.norm import fused_add_rms_norm, rms_norm
 
     weight = torch.empty(512, 1024, dtype=torch.float8_e4m3fn)
@@ -26,6 +26,7 @@ def launch_all() -> None:
             fused_add_rms_norm(x, x, x[0], 1e-6, 0.0, packed)
             act_and_mul(torch.empty(tokens, 2048, dtype=torch.bfloat16), "silu", packed)
             linear(x, packed)
+            gated_linear(x, packed, None, "silu")
             linear(x, packed, torch.empty(512, dtype=torch.bfloat16))
     for tokens in (100, 1000):
         quantized = fp8.quantize_tokens(torch.empty(tokens, 1024, dtype=torch.bfloat16), 128)

@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from xllm.hardware.kernels.triton.activation import act_and_mul
 from xllm.hardware.kernels.triton.fp8 import quantize_tokens
-from xllm.hardware.kernels.triton.linear import StreamTile, linear, pack_linear, stream_linear
+from xllm.hardware.kernels.triton.linear import (
+    StreamTile,
+    gated_linear,
+    linear,
+    pack_linear,
+    stream_linear,
+)
 
 TILES = [
     StreamTile(16, 32),
@@ -71,3 +78,36 @@ def test_8_bit_operands_are_scaled_on_both_sides(tokens: int, tile: StreamTile, 
     actual = stream_linear(x, packed, None, tile, x_scale, torch.bfloat16)
     wide = (x.float() * x_scale[:, None]) @ (weight.float() * scale[:, None]).T
     torch.testing.assert_close(actual.float(), wide, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weight_dtype", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize("tokens", [1, 3, 20, 70])
+def test_a_gated_product_equals_product_and_activation(
+    tokens: int, weight_dtype: torch.dtype | None, dtype: torch.dtype, device
+) -> None:
+    x = torch.randn(tokens, 96, device=device, dtype=dtype)
+    weight, scale = torch.randn(2 * 21, 96, device=device), None
+    if weight_dtype is not None:
+        weight, scale = weight.to(weight_dtype), torch.rand(2 * 21, device=device)
+    else:
+        weight = weight.to(dtype)
+    packed, bias = pack_linear(weight, scale), torch.randn(2 * 21, device=device, dtype=dtype)
+    expected = act_and_mul(linear(x, packed, bias), "silu")
+    assert torch.equal(gated_linear(x, packed, bias, "silu"), expected)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "clamped_swiglu"])
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_gates_of_any_tile(tokens: int, tile: StreamTile, activation: str, device) -> None:
+    x = torch.randn(tokens, 176, device=device)
+    packed = pack_linear(torch.randn(44, 176, device=device))
+    expected = act_and_mul(stream_linear(x, packed, None, tile), activation)
+    assert torch.equal(stream_linear(x, packed, None, tile, activation=activation), expected)
+
+
+def test_an_unknown_activation_is_refused(device) -> None:
+    packed = pack_linear(torch.randn(8, 16, device=device))
+    with pytest.raises(ValueError, match="activation must be"):
+        gated_linear(torch.randn(1, 16, device=device), packed, None, "relu")

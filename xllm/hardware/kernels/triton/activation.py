@@ -10,7 +10,12 @@ from torch import Tensor
 
 from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.hardware.kernels.triton.fp8 import empty_tokens, scale_width, store_quantized
-from xllm.hardware.kernels.triton.launch import allow_consumers, pdl_options, wait_for_producers
+from xllm.hardware.kernels.triton.launch import (
+    allow_consumers,
+    allow_consumers_of_few,
+    pdl_options,
+    wait_for_producers,
+)
 
 KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "clamped_swiglu": 3}
 _BLOCK = 1024  # columns of a program, unless a scale spans more
@@ -73,6 +78,7 @@ def _act_and_mul_kernel(
     start = tl.program_id(1) * BLOCK
     columns = start + tl.arange(0, BLOCK)
     inside = columns < half
+    allow_consumers_of_few(tl.num_programs(0), PDL)
     wait_for_producers(PDL)
     gate = tl.load(gate_up_ptr + token * 2 * half + columns, mask=inside, other=0.0)
     up = tl.load(gate_up_ptr + token * 2 * half + half + columns, mask=inside, other=0.0)

@@ -24,6 +24,7 @@ from xllm.hardware.kernels.shared_prefix import SharedPrefix
 from xllm.hardware.kernels.triton.launch import (
     MAX_COUNTERS,
     allow_consumers,
+    allow_consumers_of_few,
     arrival_counters,
     attention_operand,
     num_multiprocessors,
@@ -262,6 +263,7 @@ def _decode_attention_kernel(
     split = tl.program_id(0)
     kv_head = tl.program_id(1)
     row = tl.program_id(2)
+    allow_consumers_of_few(tl.num_programs(2), PDL)
     wait_for_producers(PDL)
     allow_consumers(PDL)
     token = tl.load(query_start_ptr + row).to(tl.int64)

@@ -15,7 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from xllm.hardware.kernels.quantized import QuantizedTokens
-from xllm.hardware.kernels.triton.launch import allow_consumers, pdl_options, wait_for_producers
+from xllm.hardware.kernels.triton.launch import (
+    allow_consumers,
+    allow_consumers_of_few,
+    pdl_options,
+    wait_for_producers,
+)
 
 if TYPE_CHECKING:
     from xllm.hardware.kernels.triton.linear import PackedLinear
@@ -142,6 +147,7 @@ def _quantize_tokens_kernel(
 ):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
+    allow_consumers_of_few(tl.num_programs(0), PDL)
     wait_for_producers(PDL)
     allow_consumers(PDL)
     x = tl.load(x_ptr + token * x_stride + columns, mask=columns < inputs, other=0.0)

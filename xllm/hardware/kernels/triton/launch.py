@@ -3,7 +3,8 @@
 Programmatic dependent launch: on Hopper and later a kernel may start while its predecessor drains.
 Kernels that take part call ``wait_for_producers`` before they read or write any tensor that another
 kernel touches (constant weights excepted) and ``allow_consumers`` once their own inputs are being
-loaded. The pair is safe in any order because a kernel never completes before its producers have.
+loaded. The pair is safe in any order because a kernel never completes before its producers have;
+but where the next kernel reads, before its own wait, what an earlier one wrote, the wait is first.
 """
 
 from __future__ import annotations
@@ -74,6 +75,18 @@ def attention_operand(x, cache_ptr, UPCAST: tl.constexpr):
     elif cache_ptr.dtype.element_ty == tl.float8e4nv:
         x = x.to(tl.float16)
     return x
+
+
+@triton.jit
+def allow_consumers_of_few(tokens, PDL: tl.constexpr):
+    """``allow_consumers`` ahead of the wait, for up to 16 tokens.
+
+    A product several kernels later then requests its weights while these still wait. With more
+    tokens the programs that wait take the place of those that work.
+    """
+    if PDL:  # noqa: SIM102 - a constant, then a value
+        if tokens <= 16:
+            tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit

@@ -9,6 +9,7 @@ the small kernels between two products run.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 import triton
@@ -18,6 +19,7 @@ from torch.nn import functional
 
 from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.hardware.kernels.reference.linear import SCALED_DTYPES, dequantize_weight
+from xllm.hardware.kernels.triton.activation import KINDS, act_and_mul, gated
 from xllm.hardware.kernels.triton.fp8 import (
     FP8,
     MAX_STREAMED_FP8_TOKENS,
@@ -105,6 +107,29 @@ def _linear(x: Tensor, packed: PackedLinear, bias: Tensor | None) -> Tensor:
     return functional.linear(x, weight, bias)
 
 
+def gated_linear(
+    x: Tensor | QuantizedTokens,
+    packed: PackedLinear,
+    bias: Tensor | None,
+    activation: str,
+    into: Any = None,
+) -> Tensor | QuantizedTokens:
+    """See ``ops.gated_linear``. A streamed product activates what it has summed."""
+    tokens = x.shape[0]
+    if (
+        isinstance(x, QuantizedTokens)
+        or not 0 < tokens <= MAX_STREAMED_TOKENS
+        or activation not in KINDS
+        or packed.by_block
+        # Quantizing wants a token's largest value, which no program sees.
+        or scale_width(packed, tokens, x.dtype)
+        or scale_width(into, tokens, x.dtype)
+    ):
+        return act_and_mul(linear(x, packed, bias), activation, into)
+    tile = choose_tile(tokens, packed.weight, num_multiprocessors(x.device))
+    return stream_linear(x, packed, bias, tile, activation=activation)
+
+
 def choose_tile(tokens: int, weight: Tensor, num_sms: int) -> StreamTile:
     """The tile for a product of ``tokens`` rows, from measurements on an H200.
 
@@ -114,6 +139,12 @@ def choose_tile(tokens: int, weight: Tensor, num_sms: int) -> StreamTile:
     if weight.dtype == FP8:
         return _fp8_tile(tokens, outputs, inputs, num_sms)
     if tokens == 1:
+        if inputs <= 4096 and outputs * inputs < 1 << 24 and outputs <= 40 * num_sms:
+            # Whole rows, so that all of a small weight is requested before the wait. Two warps
+            # where four would not all be resident, or would own a part of a row beyond its end.
+            block_k = triton.next_power_of_2(inputs)
+            few = outputs > 32 * num_sms or inputs < block_k
+            return StreamTile(2, block_k, num_warps=2 if few else 4, num_stages=1)
         if outputs <= 1024 and inputs > 1024:
             return StreamTile(4, 2048)
         if inputs <= 1024 and outputs <= 1 << 14:
@@ -131,6 +162,8 @@ def choose_tile(tokens: int, weight: Tensor, num_sms: int) -> StreamTile:
 
 def _fp8_tile(tokens: int, outputs: int, inputs: int, num_sms: int) -> StreamTile:
     if tokens == 1:
+        if outputs > 8192 and 2048 < inputs <= 4096:  # whole rows
+            return StreamTile(4, 4096, num_stages=1)
         one_wave = 4096 < outputs <= 8192
         return StreamTile(8, 512 if one_wave else 1024, num_stages=4)
     shares = 1
@@ -146,17 +179,19 @@ def stream_linear(
     tile: StreamTile,
     x_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    activation: str | None = None,
 ) -> Tensor:
     """``x`` (T, K) times the weight, for few tokens, with an explicit tile.
 
     With ``x_scale``, one per token, ``x`` is in 8 bits like the weight, and the result in
-    ``out_dtype``.
+    ``out_dtype``. With ``activation``, the result is that of ``ops.gated_linear``.
     """
     weight = packed.weight
     tokens, inputs = x.shape
     outputs = weight.shape[0]
     assert x.stride(1) == 1 and tokens <= MAX_STREAMED_FP8_TOKENS
-    out = torch.empty((tokens, outputs), dtype=out_dtype or x.dtype, device=x.device)
+    width = outputs if activation is None else outputs // 2
+    out = torch.empty((tokens, width), dtype=out_dtype or x.dtype, device=x.device)
     tiles = triton.cdiv(outputs, tile.block_n)
     block_t = 1 if tokens == 1 else max(16, triton.next_power_of_2(tokens))
     shares = tile.k_shares
@@ -181,6 +216,7 @@ def stream_linear(
         EVEN=k_per_share * shares == inputs,
         ONE_TILE=k_per_share == tile.block_k,
         SHARES=shares,
+        KIND=-1 if activation is None else KINDS[activation],
         BLOCK_T=block_t,
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
@@ -201,7 +237,7 @@ def _stream_linear_kernel(
     x_scale_ptr,  # (T,) float32 or None
     scale_ptr,  # (N,) float32 or None
     bias_ptr,  # (N,) or None
-    out_ptr,  # (T, N)
+    out_ptr,  # (T, N), gated (T, N / 2)
     partial_ptr,  # (SHARES, T, N) float32
     counters_ptr,  # one per output tile, zero on entry and exit
     num_tokens,
@@ -212,6 +248,7 @@ def _stream_linear_kernel(
     EVEN: tl.constexpr,  # inputs = SHARES * inputs_per_share
     ONE_TILE: tl.constexpr,  # a share is one tile: there is no loop
     SHARES: tl.constexpr,
+    KIND: tl.constexpr,  # of the activation of gates, -1 without them
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -223,6 +260,8 @@ def _stream_linear_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     share = tl.program_id(1)
     in_n = n < outputs
+    if KIND >= 0:  # a gate, the output that it gates, the next gate, ...
+        n = n // 2 + (n % 2) * (outputs // 2)
     start = share * inputs_per_share
     end = BLOCK_K if ONE_TILE else inputs_per_share
     k = tl.arange(0, BLOCK_K)
@@ -299,4 +338,14 @@ def _stream_linear_kernel(
         y *= tl.load(scale_ptr + n, mask=in_n, other=0.0)[:, None]
     if bias_ptr is not None:
         y += tl.load(bias_ptr + n, mask=in_n, other=0.0).to(tl.float32)[:, None]
-    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=mask)
+    dtype = out_ptr.dtype.element_ty
+    if KIND >= 0:
+        # Rounded as the product alone would be.
+        pairs = y.to(dtype).reshape(BLOCK_N // 2, 2, BLOCK_T).permute(0, 2, 1)
+        gate, up = tl.split(pairs)
+        y = gated(gate.to(tl.float32), up.to(tl.float32), KIND)
+        half = outputs // 2
+        n = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        mask = (n < half)[:, None] & (t < num_tokens)[None, :]
+        at = t.to(tl.int64)[None, :] * half + n[:, None]
+    tl.store(out_ptr + at, y.to(dtype), mask=mask)

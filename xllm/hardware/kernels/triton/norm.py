@@ -11,7 +11,12 @@ from torch import Tensor
 
 from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.hardware.kernels.triton.fp8 import empty_tokens, scale_width, store_quantized
-from xllm.hardware.kernels.triton.launch import allow_consumers, pdl_options, wait_for_producers
+from xllm.hardware.kernels.triton.launch import (
+    allow_consumers,
+    allow_consumers_of_few,
+    pdl_options,
+    wait_for_producers,
+)
 
 
 def rms_norm(
@@ -80,6 +85,7 @@ def _rms_norm_kernel(
     columns = tl.arange(0, BLOCK)
     inside = columns < hidden
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    allow_consumers_of_few(tl.num_programs(0), PDL)
     wait_for_producers(PDL)
     token = tl.program_id(0).to(tl.int64)
     at = token * hidden + columns

@@ -9,7 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from xllm.hardware.kernels.triton.launch import allow_consumers, pdl_options, wait_for_producers
+from xllm.hardware.kernels.triton.launch import (
+    allow_consumers,
+    allow_consumers_of_few,
+    pdl_options,
+    wait_for_producers,
+)
 
 _QUERY_HEADS_PER_PROGRAM = 8
 
@@ -172,6 +177,7 @@ def _kernel(
 ):
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
+    allow_consumers_of_few(tl.num_programs(0), PDL)
     wait_for_producers(PDL)
     allow_consumers(PDL)
     source = qkv_ptr + token * qkv_stride
