@@ -12,6 +12,7 @@ from xllm.control.scheduler.budget import StepDraft, TokenBudget
 from xllm.control.scheduler.commit import Committer
 from xllm.control.scheduler.grammars import GrammarQueue
 from xllm.control.scheduler.isolation import Isolation
+from xllm.control.scheduler.order import LongestFirst
 from xllm.control.scheduler.policies import POLICIES
 from xllm.control.scheduler.policies.base import Phase, Policy, RunningLoad
 from xllm.control.scheduler.preemption import Preemption
@@ -72,6 +73,7 @@ class Scheduler:
         self._committer = Committer(self._state)
         self._isolation = Isolation(self._state, self._admission, self._preemption)
         self._sharing = SharedPrefixFinder(blocks, find_shared_prefixes)
+        self._longest_first = LongestFirst()
         self._stalled_steps = 0
         # Columns of steady decode plans, sliced instead of built; workers only read plans.
         self._ones = np.ones(config.max_num_seqs, np.int32)
@@ -220,7 +222,7 @@ class Scheduler:
     def _launch(self, draft: StepDraft) -> StepPlan:
         """Let the drafted step take effect on the rows, and write its plan."""
         state, table = self._state, self._state.table
-        rows, known = draft.decode_rows, draft.decode_known
+        rows, known = self._longest_first.sort(draft.decode_rows, draft.decode_known)
         num_decodes = rows.size
         starts, ends = known - 1, known
         counts, samples = self._ones[:num_decodes], self._trues[:num_decodes]

@@ -73,7 +73,8 @@ class StepPlan(msgspec.Struct, frozen=True, tag="step"):
     Scheduled row ``i`` computes tokens ``num_computed[i] .. num_computed[i]+num_scheduled[i]`` of
     its token row. Where ``samples[i]``, those end at its last known token and one new token is
     sampled and written to the device row at the next position; the next plan may use it before
-    the host has seen it. Rows that decode (one token, sampling) come first, chunks after.
+    the host has seen it. Rows that decode (one token, sampling) come first, chunks after. The
+    longest decode first, as a rule and for speed only.
     """
 
     step_id: int
