@@ -64,6 +64,21 @@ def test_sinks(implementation: Implementation, dtype, window) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [1.0, 10.0])
+def test_scores_that_grow_along_the_keys(implementation: Implementation, dtype, scale) -> None:
+    """Each block of keys holds higher scores than the one before, in steps small and large."""
+    batch = paged_batch([(330, 330), (330, 1), (330, 40)], heads=(4, 2), dtype=dtype)
+    blocks, block_size = batch.k_cache.shape[:2]
+    order = torch.empty(blocks, dtype=torch.long)
+    for row in batch.block_table.tolist():
+        order[row] = torch.arange(len(row))
+    growth = (order[:, None] * block_size + torch.arange(block_size)).float() / 330
+    batch.q[..., 1:] *= 0.1
+    batch.q[..., 0], batch.k_cache[..., 0] = 1.0, 10 * growth[..., None].to(dtype)
+    _check(implementation, batch, dtype, scale=scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_long_context_with_few_heads(implementation: Implementation, dtype) -> None:
     batch = paged_batch([(2500, 1), (1030, 1), (1100, 3)], heads=(3, 1), dtype=dtype)
     _check(implementation, batch, dtype)

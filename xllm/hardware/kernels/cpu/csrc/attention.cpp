@@ -50,7 +50,7 @@ struct Task {
 // Rows (tokens x group) of a tile whose scores are computed, weighted and used while they lie in the
 // first-level cache: a multiple of the engine's register blocks.
 template <class Engine>
-constexpr int64_t kSliceRows = 42;
+constexpr int64_t kSliceRows = 48;
 #if defined(XLLM_HAS_TILES)
 template <>
 constexpr int64_t kSliceRows<TileEngine> = 32;

@@ -19,6 +19,7 @@ namespace {
 
 constexpr int kMaxGroup = 4;         // panels expanded together
 constexpr int64_t kChunkRows = 128;  // rows per task
+constexpr int64_t kOrderedRows = 24;  // in float32, at most one chunk: more are bound by arithmetic
 constexpr int64_t kChunkBytes = 64 << 10;  // of one panel in the cache
 
 struct LinearArgs {
@@ -201,7 +202,7 @@ void multiply(const LinearArgs& a, const typename Engine::Input* x) {
   const int64_t all_panels = ceil_div(a.n, kLanes), panels = all_panels / sides;
   const int64_t chunks = ceil_div(a.tokens, kChunkRows);
   // Few rows in float32 go panel by panel in the order of memory, each asking for the next.
-  const bool in_order = std::is_same_v<Engine, F32Engine> && chunks == 1;
+  const bool in_order = std::is_same_v<Engine, F32Engine> && a.tokens <= kOrderedRows;
   // Few rows read an expanded panel once: no more of them than the first-level cache holds.
   const int most = (kDirect || a.tokens > 32 ? kMaxGroup : 2) / sides;
   const int group = in_order ? 1 : group_size(panels, chunks, threads, most);
