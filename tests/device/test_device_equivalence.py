@@ -26,7 +26,7 @@ def _requests(**params: float) -> list[Request]:
     return [request(i, prompt, 24, seed=i, **params) for i, prompt in enumerate(prompts)]
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3_text", "qwen3_moe"])
+@pytest.fixture(scope="module", params=["llama", "gemma3_text", "qwen3_moe", "gpt_oss"])
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     return write_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
 

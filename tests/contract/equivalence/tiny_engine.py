@@ -60,6 +60,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 40,
         "norm_topk_prob": True,
     },
+    "gpt_oss": _SHAPE
+    | {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 20,
+        "intermediate_size": 40,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+    },
     "gemma3_text": _SHAPE
     | {
         "model_type": "gemma3_text",

@@ -71,6 +71,14 @@ def _qwen2_moe(**changes):
     return transformers.Qwen2MoeConfig(**_SHAPE | experts | shared | changes)
 
 
+def _gpt_oss(**changes):
+    """The rotation is YaRN without rounded borders, from 16 to 64 tokens."""
+    shape = _SHAPE | {"num_hidden_layers": 4, "head_dim": 16, "sliding_window": 4}
+    experts = {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 40}
+    rope = _YARN | {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0}
+    return transformers.GptOssConfig(**shape | experts | {"rope_parameters": rope} | changes)
+
+
 def _gemma3(**changes):
     shape = _SHAPE | {"num_hidden_layers": 7, "head_dim": 16, "sliding_window": 4}
     return transformers.Gemma3TextConfig(**shape | {"query_pre_attn_scalar": 24} | changes)
@@ -108,6 +116,8 @@ CASES = {
     "qwen2-moe-slides": _qwen2_moe(
         use_sliding_window=True, sliding_window=5, max_window_layers=2, qkv_bias=False
     ),
+    "gpt-oss": _gpt_oss(),
+    "gpt-oss-without-attention-biases": _gpt_oss(attention_bias=False, num_key_value_heads=4),
     "gemma3": _gemma3(),
     "gemma3-logits-softcap": _gemma3(final_logit_softcapping=3.0),
     "gemma3-scaled-full-layers": _gemma3(

@@ -142,7 +142,8 @@ class TestErrors:
             load_tiny(tmp_path)
 
     def test_unknown_model_type_lists_the_known(self):
-        known = "bert, gemma3_text, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe"
+        known = "bert, gemma3_text, gpt_oss, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, "
+        known += "qwen3_moe"
         with pytest.raises(ValueError, match=rf"unknown model_type 'mystery'; known: {known}"):
             resolve_family({"model_type": "mystery"})
 

@@ -44,6 +44,7 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     attention_softcap: float = 0.0
     logits_softcap: float = 0.0
+    attention_sinks: bool = False
     experts: ExpertsConfig | None = None  # of every layer that is not dense
     dense_layers: frozenset[int] = frozenset()
 

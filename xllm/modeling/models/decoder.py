@@ -60,6 +60,7 @@ class SelfAttention(nn.Module):
             scale=config.attention_scale,
             window=config.windows[layer_id],
             softcap=config.attention_softcap,
+            sinks=config.attention_sinks,
             q_norm=self.q_norm,
             k_norm=self.k_norm,
         )

@@ -224,7 +224,7 @@ def _open(files: ModelFiles, model: AnyModel, seed: int) -> Checkpoint:
         from xllm.modeling.weights.gguf import GgufCheckpoint
 
         return GgufCheckpoint(files.weights[0])
-    from xllm.modeling.weights.safetensors import SafetensorsCheckpoint
+    from xllm.modeling.weights.stacked import StackedCheckpoint
 
-    checkpoint = SafetensorsCheckpoint(files.weights)
+    checkpoint = StackedCheckpoint(files.weights)
     return ScaledCheckpoint(checkpoint) if stores_fp8(text_config(files.config)) else checkpoint

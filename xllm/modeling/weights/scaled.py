@@ -46,6 +46,8 @@ class ScaledTensor:
 def stores_fp8(hf_config: dict[str, Any]) -> bool:
     """Whether a config says that its checkpoint has such weights.
 
+    ``mxfp4`` is about experts alone, which ``weights.stacked`` dequantizes.
+
     Raises:
         ValueError: it is quantized in another way.
     """
@@ -54,6 +56,8 @@ def stores_fp8(hf_config: dict[str, Any]) -> bool:
         return False
     stored = stored if isinstance(stored, dict) else {"quant_method": stored}
     method = stored.get("quant_method")
+    if method == "mxfp4":
+        return False
     if method == "fp8":
         _check_blocks(stored.get("weight_block_size"))
     elif method == "compressed-tensors":

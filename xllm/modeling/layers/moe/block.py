@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from xllm.modeling.layers.linear import Linear
 from xllm.modeling.layers.mlp import GatedMLP
 from xllm.modeling.layers.moe.config import ExpertsConfig
-from xllm.modeling.layers.moe.experts import Experts, Router
+from xllm.modeling.layers.moe.experts import BiasedExperts, Experts, Router
 from xllm.modeling.quantization.base import QuantMethod
 
 
@@ -29,7 +29,8 @@ class SparseMLP(nn.Module):
     ) -> None:
         super().__init__()
         self.gate = Router(hidden_size, config, dtype=dtype)
-        self.experts = Experts(hidden_size, config, activation, dtype=dtype)
+        experts = BiasedExperts if config.biased else Experts
+        self.experts = experts(hidden_size, config, activation, dtype=dtype)
         self.shared_expert: GatedMLP | None = None
         if width := config.shared_intermediate_size:
             self.shared_expert = GatedMLP(

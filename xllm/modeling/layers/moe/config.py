@@ -17,6 +17,7 @@ class ExpertsConfig:
     num_experts_per_token: int
     intermediate_size: int  # of one expert
     normalize: bool  # the chosen experts' weights sum to one
+    biased: bool = False  # router and experts, which are then stored as ``BiasedExperts`` says
     shared_intermediate_size: int = 0  # of one more MLP that sees every token; 0: there is none
 
     def __post_init__(self) -> None:
