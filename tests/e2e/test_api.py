@@ -4,11 +4,14 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import socket
 import time
+import urllib.parse
+from pathlib import Path
 
 import httpx
 import pytest
-from harness import Server, wait
+from harness import KEY, Server, running, wait
 
 
 def events(response: httpx.Response) -> list[str]:
@@ -133,3 +136,35 @@ def test_an_idle_server_uses_no_processor_time(server: Server) -> None:
 @pytest.mark.parametrize("path", ["/v1//completions", "/V1/completions", "/invocations"])
 def test_unknown_paths_are_not_served(server: Server, path: str) -> None:
     assert server.http.post(path, json={"prompt": "x"}).status_code == 404
+
+
+EVIL = "secret-words\r\nERROR 01-01 00:00:00 [xllm] forged\x1b[31m\x00\u2028end"
+
+
+def test_what_clients_send_is_not_in_the_log(model: Path) -> None:
+    """OPS-26: neither prompts nor keys, and nothing that could pass for a line of the log."""
+    with running(model, "--log-level", "debug", "--log-requests") as server:
+        server.complete(prompt=EVIL)
+        server.complete(model=EVIL)
+        server.complete(request_id=EVIL[:100])
+        server.complete(stop=[EVIL], user=EVIL)
+        server.complete(temperature=EVIL)
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": EVIL}]}
+        server.http.post("/v1/chat/completions", json={**chat, "max_tokens": 2})
+        server.http.get("/v1/models/" + urllib.parse.quote(EVIL))
+        head = "GET /secret-words%0d%0aERROR HTTP/1.1\r\nHost: a\r\n"
+        head += "X-Request-Id: secret-words\x1b[31m\r\nUser-Agent: secret-words\r\n"
+        head += "Authorization: Bearer secret-key\r\nConnection: close\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(head.encode())
+            while connection.recv(4096):
+                pass
+        assert server.complete().status_code == 200
+        log = server.log
+    assert KEY not in log and "secret-key" not in log
+    assert not any(c in log for c in "\x1b\x00\r\u2028")
+    assert not any(line.startswith("ERROR 01-01") for line in log.splitlines())
+    # A request is named by the id that its client chose, escaped, and by nothing else of it.
+    told = [line for line in log.splitlines() if "secret-words" in line]
+    assert all("\\r\\nERROR" in line for line in told)
+    assert len(told) <= 1, told

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import stat
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import zmq
 
+import xllm
 from xllm.core.channels import ClientChannel, ServerChannel, SocketFolder
 from xllm.core.messages.engine import AbortRequests, AddRequests, Hello, ToEngine
 from xllm.core.messages.server import EngineProgress, OutputBatch, ToServer
@@ -155,3 +157,17 @@ def test_waiting_for_messages_ends_at_once_when_one_comes(server: ServerChannel)
     assert 0.04 < time.monotonic() - begin < 1.0
     stranger(server, PEER, [b"\x81\xa4type\xa5hello"])
     assert server.receive(None) == [Hello()]
+
+
+def test_nothing_between_the_processes_can_unpickle() -> None:
+    """OPS-24: by the text of every module that reads or writes the link."""
+    root = Path(xllm.__file__).parent
+    folders = ("core", "control", "assembly", "kv_cache", "frontend", "entrypoints")
+    modules = [path for folder in folders for path in (root / folder).rglob("*.py")]
+    assert len(modules) > 100
+    forbidden = re.compile(
+        r"^\s*(import|from)\s+(pickle|cloudpickle|dill|shelve|marshal|joblib|multiprocessing)\b"
+        r"|allow_pickle\s*=\s*True|\b(recv|send)_pyobj\b|\b(eval|exec)\(",
+        re.MULTILINE,
+    )
+    assert [str(path) for path in modules if forbidden.search(path.read_text())] == []
