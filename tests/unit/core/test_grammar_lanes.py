@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xllm.core.grammar import Grammar, GrammarCache, GrammarCompiler, MaskFiller, Vocabulary
+from xllm.core.grammar import (
+    Grammar,
+    GrammarCache,
+    GrammarCompiler,
+    MaskFiller,
+    Vocabulary,
+    num_threads,
+)
 from xllm.core.request.structured import StructuredOutput
 
 EOS = 256
@@ -83,3 +90,11 @@ def test_matchers_are_dealt_out_and_agree() -> None:
         assert filler.advance([(entry.matcher, digit) for entry in taken]) == [True] * len(taken)
     filler.fill(asked, masks)
     assert np.bitwise_count(masks.view(np.uint32)).sum(axis=1).tolist() == [1] * len(taken)
+
+
+@pytest.mark.parametrize(("processors", "threads"), [(1, 1), (2, 2), (4, 3), (16, 12), (64, 16)])
+def test_some_processors_are_left_to_others(
+    processors: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(processors)))
+    assert num_threads() == threads

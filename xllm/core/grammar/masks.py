@@ -10,12 +10,16 @@ from xllm.core.grammar.compiler import explain, library
 from xllm.core.utils.arrays import Int32Array
 
 TOKENS_PER_WORD = 32
-_MAX_THREADS = 8
+_MAX_THREADS = 16
 
 
 def num_threads() -> int:
-    """Threads that fill masks, and so lanes that a grammar can use."""
-    return min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+    """Threads that fill masks, and so lanes that a grammar can use.
+
+    Three quarters of the processors where there are several: the server has its own work to do.
+    """
+    processors = len(os.sched_getaffinity(0))
+    return min(processors, max(2, processors * 3 // 4), _MAX_THREADS)
 
 
 class MaskFiller:
