@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from xllm.core.observability.instruments import Instrument
-from xllm.core.observability.metrics import FINISH_REASONS, ServerMetrics, aliases
+from xllm.core.observability.instruments import Counter, Instrument
+from xllm.core.observability.metrics import ServerMetrics, aliases
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "metrics.md"
 
@@ -26,8 +26,8 @@ def render() -> str:
     for instrument in metrics.instruments():
         metric = instrument.metric
         text = metric.help
-        if metric.label is not None:
-            text += f" Label `{metric.label}`: {', '.join(FINISH_REASONS)}."
+        if isinstance(instrument, Counter) and metric.label is not None:
+            text += f" Label `{metric.label}`: {', '.join(instrument.values)}."
         lines.append(f"| `{metric.full_name}` | {_kind(instrument)} | {text} |")
     lines += ["", "With `--compat-metrics vllm` these names carry the same values too:", ""]
     lines += ["| name | same as |", "|---|---|"]

@@ -48,6 +48,8 @@ ENGINE_UP = Metric("engine_up", "", "1 while the engine is ready and alive.")
 
 # Values of the reason label, from the least to the most severe: of several choices the worst wins.
 FINISH_REASONS = ("stop", "length", "abort", "error")
+# Values of the runner label.
+STEP_RUNNER_NAMES = ("decode_graph", "mixed_graph", "eager")
 
 
 class ServerMetrics:
@@ -82,6 +84,8 @@ class ServerMetrics:
         self.engine_up = Gauge(ENGINE_UP)
         for reason in FINISH_REASONS:
             self.requests_finished.add(0.0, reason)
+        for runner in STEP_RUNNER_NAMES:
+            self.step_runners.add(0.0, runner)
 
     def instruments(self) -> Iterator[Instrument]:
         """Every instrument."""
