@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import json
 import subprocess
@@ -27,7 +28,7 @@ from cuda_kernels import (
     time_case,
 )
 
-from xllm.hardware.kernels.triton import fp8, linear, moe, moe_stream, route
+from xllm.hardware.kernels.triton import fp8, linear, moe, moe_group, moe_stream, route
 from xllm.hardware.kernels.triton.decode_attention import decode_attention
 
 HIDDEN, INNER, EXPERTS, TOP_K = 2048, 768, 128, 8
@@ -50,11 +51,13 @@ def moe_cases() -> Iterator[Case]:
     ]
     router = torch.randn(EXPERTS, HIDDEN, dtype=BF16, device=DEVICE)
     expert_bytes = 3 * INNER * HIDDEN * 2
-    for tokens in (1, 4, 64, 256, 8192):
+    for tokens in (1, 4, 64, 256, 512, 1024, 2048, 8192):
         x = torch.randn(tokens, HIDDEN, dtype=BF16, device=DEVICE)
         chosen = [route.route(torch.randn_like(x), router, TOP_K, True) for _ in layers]
         yield Case(f"route {tokens}", [lambda x=x: route.route(x, router, TOP_K, True)])
-        yield Case(f"group {tokens}", [lambda e=chosen[0][1]: moe.group_pairs(e, EXPERTS)])
+        height = moe.choose_tiles(tokens * TOP_K / EXPERTS, BF16, True).block_m
+        group = functools.partial(moe_group.group_pairs, chosen[0][1], EXPERTS, height)
+        yield Case(f"group {tokens}", [group])
         used = sum(len(experts.unique()) for _, experts in chosen) / len(chosen)
         work = {"bytes": int(used * expert_bytes), "flops": tokens * TOP_K * 3 * 2 * INNER * HIDDEN}
         for tile in stream_tiles() if tokens == 1 else ():
@@ -65,7 +68,7 @@ def moe_cases() -> Iterator[Case]:
             yield Case(f"stream {tokens} {tile}", calls, **work)
         for tiles in group_tiles(tokens) if tokens >= 4 else ():
             calls = [
-                lambda p=p, c=c, x=x, t=tiles: moe.grouped_experts(x, p, *c, "silu", *t)
+                lambda p=p, c=c, x=x, t=tiles: moe.grouped_experts(x, p, *c, "silu", t)
                 for p, c in zip(layers, chosen, strict=True)
             ]
             yield Case(f"grouped {tokens} {tiles}", calls, **work)
@@ -84,15 +87,17 @@ def stream_tiles() -> Iterator[moe_stream.PairTile]:
         yield moe_stream.PairTile(*up, *down)
 
 
-def group_tiles(tokens: int) -> Iterator[tuple[moe.GroupTile, moe.GroupTile]]:
-    yield moe.choose_tiles(tokens * TOP_K, EXPERTS, BF16)
+def group_tiles(tokens: int) -> Iterator[moe.GroupTiles]:
+    chosen = moe.choose_tiles(tokens * TOP_K / EXPERTS, BF16, True)
+    yield chosen
+    yield moe.choose_tiles(tokens * TOP_K / EXPERTS, BF16, False)  # of older devices
     tile = moe.GroupTile
-    if tokens == 256:
-        yield tile(32, 128, 128, 4, 3), tile(32, 128, 128, 4, 3)
-        yield tile(32, 128, 64, 8, 5), tile(32, 256, 64, 8, 4)
+    if tokens == 64:
+        both = tile(128, 128, 4, 3, True)
+        yield dataclasses.replace(chosen, up=both, down=both)
     elif tokens == 8192:
-        yield tile(128, 128, 64, 8, 4), tile(64, 256, 64, 8, 4)
-        yield tile(64, 128, 64, 4, 4), tile(128, 256, 64, 8, 3)
+        both = tile(256, 64, 8, 4, False)
+        yield dataclasses.replace(chosen, up=both, down=both)
 
 
 def fp8_cases() -> Iterator[Case]:

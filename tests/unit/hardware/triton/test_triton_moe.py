@@ -7,9 +7,15 @@ import torch
 from torch import Tensor
 
 from xllm.hardware.kernels import reference
-from xllm.hardware.kernels.triton import moe, moe_stream, route
+from xllm.hardware.kernels.triton import moe, moe_group, moe_stream, route
 
-TILES = [moe.GroupTile(16, 16, 32), moe.GroupTile(32, 16, 64)]
+# Sizes of 48 and 40 leave a part of a tile on every side.
+TILES = [
+    moe.GroupTiles(block_m, tile, tile, descriptors)
+    for block_m in (16, 32)
+    for tile in (moe.GroupTile(32, 32, 4, 2, True), moe.GroupTile(32, 16, 4, 2, False))
+    for descriptors in (True, False)
+]
 
 
 def _block(
@@ -56,33 +62,47 @@ def test_a_row_of_nan_gets_distinct_experts_and_weights_of_nan(tokens, normalize
 
 def test_pairs_are_grouped_in_order(device) -> None:
     experts = torch.tensor([[2, 0], [0, 5], [2, 5], [5, 2]], dtype=torch.int32, device=device)
-    grouped = moe.group_pairs(experts, 6)
-    assert grouped.counts.tolist() == [2, 0, 3, 0, 0, 3]
-    assert grouped.lists[0, :2].tolist() == [1, 2]
-    assert grouped.lists[2, :3].tolist() == [0, 4, 7]
-    assert grouped.lists[5, :3].tolist() == [3, 5, 6]
+    blocks = moe_group.group_pairs(experts, 6, 2)
+    assert blocks.number.tolist() == [5]
+    assert blocks.table[:5].tolist() == [[0, 2], [2, 2], [2, 1], [5, 2], [5, 1]]
+    pairs = blocks.pairs.view(-1, 2).tolist()
+    assert pairs[:2] == [[1, 2], [0, 4]] and pairs[2][0] == 7
+    assert pairs[3] == [3, 5] and pairs[4][0] == 6
 
 
-def test_many_pairs_are_grouped_over_several_runs(device) -> None:
+@pytest.mark.parametrize(("tokens", "block_m"), [(16, 16), (8300, 16), (8300, 64)])
+def test_many_pairs_are_grouped(tokens, block_m, device) -> None:
+    """More pairs than a program looks at together, more blocks than it notes together."""
     generator = torch.Generator().manual_seed(0)
-    experts = torch.rand(4200, 4, generator=generator).argsort(dim=1)[:, :2].int().to(device)
-    grouped = moe.group_pairs(experts, 4)
-    flat = experts.flatten()
-    for expert in range(4):
+    experts = torch.rand(tokens, 5, generator=generator).argsort(dim=1)[:, :2].int().to(device)
+    blocks = moe_group.group_pairs(experts, 5, block_m)
+    number = int(blocks.number)
+    assert number <= blocks.bound == len(blocks.pairs) // block_m
+    flat, got = experts.flatten(), blocks.pairs.view(-1, block_m)
+    table = blocks.table[:number].tolist()
+    for expert in range(5):
         expected = (flat == expert).nonzero().flatten()
-        assert grouped.counts[expert] == len(expected)
-        assert torch.equal(grouped.lists[expert, : len(expected)].long(), expected)
+        mine = [i for i, row in enumerate(table) if row[0] == expert]
+        assert [table[i][1] for i in mine[:-1]] == [block_m] * (len(mine) - 1)
+        found = torch.cat([got[i, : table[i][1]] for i in mine])
+        assert torch.equal(found.long(), expected)
+    assert [row[0] for row in table] == sorted(row[0] for row in table)
 
 
-@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_sizes_that_cannot_be_interleaved_are_refused(device) -> None:
+    with pytest.raises(ValueError, match=r"intermediate size of an expert \(12\)"):
+        moe.pack_experts(torch.zeros(2, 24, 16, device=device), torch.zeros(2, 16, 12))
+
+
+@pytest.mark.parametrize("tiles", TILES, ids=str)
 @pytest.mark.parametrize(("tokens", "top_k"), [(1, 2), (7, 3), (40, 2)])
-def test_grouped_experts_equal_the_reference(tile, tokens, top_k, device) -> None:
+def test_grouped_experts_equal_the_reference(tiles, tokens, top_k, device) -> None:
     x, router, gate_up, down = _block(tokens, device)
     weights, experts = reference.route(x, router, top_k, True)
     arguments = (weights, experts, "silu")
     expected = reference.apply_experts(x, reference.pack_experts(gate_up, down), *arguments)
     packed = moe.pack_experts(gate_up, down)
-    actual = moe.grouped_experts(x, packed, *arguments, tile, tile)
+    actual = moe.grouped_experts(x, packed, *arguments, tiles)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 

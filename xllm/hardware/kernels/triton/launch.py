@@ -30,6 +30,12 @@ def supports_pdl(device: torch.device) -> bool:
 
 
 @functools.cache
+def supports_descriptors(device: torch.device) -> bool:
+    """Whether kernels may take tensor descriptors, whose loads a unit of its own carries out."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
 def num_multiprocessors(device: torch.device) -> int:
     """Streaming multiprocessors of the device; a small constant under the interpreter."""
     if device.type != "cuda":

@@ -13,13 +13,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from xllm.hardware.kernels.reference.moe import PackedExperts
 from xllm.hardware.kernels.triton.activation import KINDS, gated
 from xllm.hardware.kernels.triton.launch import (
     allow_consumers,
     pdl_options,
     wait_for_producers,
 )
+
+HALF = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """Stacked weights, and biases or None.
+
+    Rows of ``gate_up`` and its bias: HALF of the gate, the HALF of up that they meet, and so on.
+    One tile of rows then has both halves of its outputs.
+    """
+
+    gate_up: Tensor  # (E, 2I, H)
+    down: Tensor  # (E, H, I)
+    gate_up_bias: Tensor | None = None  # (E, 2I)
+    down_bias: Tensor | None = None  # (E, H)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,6 +73,7 @@ def stream_experts(
         inner,
         TOP_K=top_k,
         KIND=KINDS[activation],
+        HALF=HALF,
         BLOCK_N=tile.up_n,
         BLOCK_K=min(tile.up_k, triton.next_power_of_2(hidden)),
         num_warps=tile.up_warps,
@@ -86,7 +102,7 @@ def stream_experts(
 @triton.jit
 def _up_kernel(
     x_ptr,  # (T, H)
-    weight_ptr,  # (E, 2I, H)
+    weight_ptr,  # (E, 2I, H), interleaved
     bias_ptr,  # (E, 2I), or None
     experts_ptr,  # (P,) int32
     out_ptr,  # (P, I)
@@ -94,6 +110,7 @@ def _up_kernel(
     inner,
     TOP_K: tl.constexpr,
     KIND: tl.constexpr,
+    HALF: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
@@ -102,11 +119,12 @@ def _up_kernel(
     pair = tl.program_id(1)
     k = tl.arange(0, BLOCK_K)
     in_n = n < inner
+    gate_rows = n + n // HALF * HALF  # the up rows are HALF further
     # In this order: the next kernel reads the routing, which is complete only now.
     wait_for_producers(PDL)
     allow_consumers(PDL)
     expert = tl.load(experts_ptr + pair).to(tl.int64)
-    rows = weight_ptr + (expert * 2 * inner + n)[:, None] * hidden
+    rows = weight_ptr + (expert * 2 * inner + gate_rows)[:, None] * hidden
     x_row = x_ptr + (pair // TOP_K) * hidden
     gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -116,7 +134,7 @@ def _up_kernel(
         x = tl.load(x_row + kk, mask=kk < hidden, other=0.0).to(tl.float32)[None, :]
         g = tl.load(rows + kk[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
         u = tl.load(
-            rows + inner * hidden + kk[None, :],
+            rows + HALF * hidden + kk[None, :],
             mask=mask,
             other=0.0,
             eviction_policy="evict_first",
@@ -126,9 +144,9 @@ def _up_kernel(
     gates = tl.sum(gate, axis=1)
     ups = tl.sum(up, axis=1)
     if bias_ptr is not None:
-        biases = bias_ptr + expert * 2 * inner + n
+        biases = bias_ptr + expert * 2 * inner + gate_rows
         gates += tl.load(biases, mask=in_n, other=0.0).to(tl.float32)
-        ups += tl.load(biases + inner, mask=in_n, other=0.0).to(tl.float32)
+        ups += tl.load(biases + HALF, mask=in_n, other=0.0).to(tl.float32)
     y = gated(gates, ups, KIND)
     tl.store(out_ptr + pair * inner + n, y.to(out_ptr.dtype.element_ty), mask=in_n)
 

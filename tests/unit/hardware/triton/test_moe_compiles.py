@@ -1,0 +1,42 @@
+"""Kernels of experts compile for Hopper, which the interpreter does not show."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+HIDDEN, INNER, EXPERTS, TOP_K = 512, 256, 16, 4
+
+
+def launch_all() -> None:
+    """Launch routing and experts as the engine does, with every choice of tiles."""
+    from xllm.hardware.kernels.triton import moe, route
+
+    options = {"dtype": torch.bfloat16}
+    gate_up = torch.empty(EXPERTS, 2 * INNER, HIDDEN, **options)
+    down = torch.empty(EXPERTS, HIDDEN, INNER, **options)
+    biases = gate_up[:, :, 0], down[:, :, 0]
+    for bias, kind in (((), "silu"), (biases, "clamped_swiglu")):
+        packed = moe.pack_experts(gate_up, down, *bias)
+        for tokens in (1, 5, 64, 100, 400, 2000):
+            x = torch.empty(tokens, HIDDEN, **options)
+            weights, experts = route.route(x, gate_up[0, :EXPERTS], TOP_K, True)
+            moe.apply_experts(x, packed, weights, experts, kind)
+            if tokens > moe.MAX_STREAMED_TOKENS:
+                tiles = moe.choose_tiles(tokens * TOP_K / EXPERTS, x.dtype, False)
+                moe.grouped_experts(x, packed, weights, experts, kind, tiles)
+
+
+def test_they_compile() -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-m", "tests.fakes.hopper", __file__]
+    root = Path(__file__).parents[4]
+    done = subprocess.run(
+        command, env=environment, cwd=root, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[0]) > 60
