@@ -13,7 +13,7 @@ import torch
 from tests.contract.equivalence.test_grammars import GRAMMARS, new_cache
 from tests.contract.equivalence.tiny_engine import VOCAB_SIZE, TinyEngine, request, write_checkpoint
 from tests.fakes.graphs import FakeGraph, FakeGraphs
-from xllm.control.scheduler import sharing
+from xllm.control.scheduler import admission, sharing
 from xllm.core.request.request import Request
 from xllm.execution.executor.runners import mixed_graph
 from xllm.execution.executor.runners.full_graph import DecodeOutput, buckets
@@ -38,8 +38,12 @@ def test_buckets_are_few_and_end_at_the_largest_batch() -> None:
 def test_token_buckets_reach_the_largest_step() -> None:
     assert token_buckets(10) == [10]
     assert token_buckets(100) == [16, 24, 32, 48, 64, 96, 100]
-    assert token_buckets(600)[-6:] == [256, 320, 384, 448, 512, 600]
-    assert len(token_buckets(8192)) == 29
+    assert token_buckets(500)[-5:] == [256, 320, 384, 448, 500]
+    assert token_buckets(1100)[-8:] == [640, 704, 768, 832, 896, 960, 1024, 1100]
+    assert [s for s in token_buckets(8192) if s > 1900] == [
+        1920, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192,
+    ]  # fmt: skip
+    assert len(token_buckets(8192)) == 37
 
 
 @pytest.fixture
@@ -189,6 +193,29 @@ def test_graphs_are_captured_largest_first_and_a_batch_takes_the_smallest_that_f
     engine.run(_requests(temperature=0.0)[:3])  # prompts of 5, 14 and 23 tokens
     assert [graph.num_replays for graph in decode] == [0, 5, 0, 0]
     assert [graph.num_replays for graph in mixed] == [0, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+def test_a_backlog_fills_mixed_graphs_and_gets_the_tokens_of_eager_steps(
+    tmp_path: Path, graphs: FakeGraphs, monkeypatch, overlap: bool
+) -> None:
+    monkeypatch.setattr(mixed_graph, "_FINE_FROM", 16)
+    monkeypatch.setattr(admission, "MIN_CUT_TOKENS", 2)
+    files = write_checkpoint(tmp_path, "llama")
+    lengths = np.random.default_rng(9).integers(4, 40, 20).tolist()
+    requests = [
+        request(i, prompt.prompt_token_ids.tolist(), 2 + i % 5, seed=i, temperature=i % 2)
+        for i, prompt in enumerate(_prompts(lengths, 3))
+    ]
+    expected = _eager(files, requests, monkeypatch)
+    padding = []
+    for sizes in (None, ()):
+        if sizes is not None:
+            monkeypatch.setattr(mixed_graph.MixedGraphRunner, "costly_sizes", sizes)
+        engine = TinyEngine(files, max_rows=MAX_ROWS, step_tokens=100, overlap=overlap)
+        assert engine.run(requests) == expected
+        padding.append(engine.worker._started.mixed_graphs.num_padding_tokens)
+    assert padding[0] < padding[1]
 
 
 def test_a_backend_that_captures_decode_alone_leaves_prefill_eager(

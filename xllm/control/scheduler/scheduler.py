@@ -40,6 +40,7 @@ class Scheduler:
         grammars: compiles what constrains answers; None refuses such requests.
         enable_prefix_caching: whether requests share the blocks of equal prefixes. Without it
             only the choices of one request do.
+        step_sizes: see ``WorkerInfo``.
         find_shared_prefixes: whether the worker has use for ``StepPlan.shared_prefixes``.
 
     ``schedule`` may run ahead of ``commit`` by any number of steps; steps are committed in the
@@ -57,6 +58,7 @@ class Scheduler:
         *,
         grammars: GrammarCache | None = None,
         enable_prefix_caching: bool = True,
+        step_sizes: tuple[int, ...] = (),
         find_shared_prefixes: bool = False,
     ) -> None:
         if config.priority_policy not in PRIORITY_POLICIES:
@@ -68,7 +70,9 @@ class Scheduler:
         self._state = SchedulerState(blocks, vocab_size)
         self._policy: Policy = POLICIES.load(config.scheduling).Policy()
         self._grammars = GrammarQueue(self._state, grammars)
-        self._admission = Admission(config, self._state, self._grammars, enable_prefix_caching)
+        self._admission = Admission(
+            config, self._state, self._grammars, enable_prefix_caching, step_sizes
+        )
         self._preemption = Preemption(self._state)
         self._committer = Committer(self._state)
         self._isolation = Isolation(self._state, self._admission, self._preemption)

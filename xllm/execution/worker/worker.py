@@ -103,9 +103,10 @@ class Worker:
         self._device = platform.device
         self._idle = IdleMeter(self._device)
         model, groups = opened.model, opened.groups
-        graph_step = self._allocate(opened).graph_step
+        started = self._allocate(opened)
         self._compile(platform)
         self._warm_up(groups, model.config.max_len)
+        graph_step, mixed = started.graph_step, started.mixed_graphs
         return WorkerInfo(
             cache_groups=groups,
             vocab_size=model.vocab_size,
@@ -113,6 +114,7 @@ class Worker:
             max_step_tokens=self._config.scheduler.max_num_batched_tokens,
             eos_token_ids=self._files.eos_token_ids,
             async_device=platform.async_device,
+            step_sizes=mixed.costly_sizes if mixed is not None else (),
             reads_shared_prefixes=graph_step is not None and graph_step.reads_prefixes,
         )
 
