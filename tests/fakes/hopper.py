@@ -7,6 +7,7 @@ that no instruction takes. Run this module in a process of its own, without the 
 from __future__ import annotations
 
 import contextlib
+import re
 import runpy
 import sys
 from collections.abc import Iterator
@@ -61,4 +62,6 @@ if __name__ == "__main__":  # a file whose ``launch_all`` launches what to compi
     assert not triton.knobs.runtime.interpret
     with compile_only() as kernels:
         runpy.run_path(sys.argv[1])["launch_all"]()
-    print(len(kernels), "launches compiled")
+    # What a compiler does where 8-bit values would have to be turned around in shared memory.
+    bytewise = sum(len(re.findall(r"ld\.shared\.[bsu]8", k.asm["ptx"])) for k in kernels)
+    print(len(kernels), "launches compiled,", bytewise, "loads of single bytes")

@@ -11,11 +11,13 @@ import torch
 
 
 def launch_all() -> None:
-    """Launch every kernel that reads or writes 8-bit tokens, as the engine does."""
+    """Launch every kernel that reads or writes 8-bit floats, as the engine does."""
     from xllm.hardware.kernels.triton import fp8, fp8_block
     from xllm.hardware.kernels.triton.activation import act_and_mul
+    from xllm.hardware.kernels.triton.decode_attention import decode_attention
     from xllm.hardware.kernels.triton.linear import gated_linear, linear, pack_linear
     from xllm.hardware.kernels.triton.norm import fused_add_rms_norm, rms_norm
+    from xllm.hardware.kernels.triton.prefill_attention import prefill_attention
 
     weight = torch.empty(512, 1024, dtype=torch.float8_e4m3fn)
     for scale in (torch.empty(512), torch.empty(4, 8)):
@@ -28,6 +30,13 @@ def launch_all() -> None:
             linear(x, packed)
             gated_linear(x, packed, None, "silu")
             linear(x, packed, torch.empty(512, dtype=torch.bfloat16))
+    q = torch.empty(16, 8, 64, dtype=torch.bfloat16)
+    cache = torch.empty(2, 8, 16, 2, 64, dtype=torch.float8_e4m3fn)
+    starts, lens = torch.arange(17, dtype=torch.int32), torch.ones(16, dtype=torch.int32)
+    table = torch.zeros(16, 8, dtype=torch.int32)
+    out = torch.empty_like(q)
+    decode_attention(q, cache[0], cache[1], starts, lens, table, 0.1, 0.0, 0, out)
+    prefill_attention(q, cache[0], cache[1], starts, lens, table, 0.1, 0.0, 0, out)
     for tokens in (100, 1000):
         quantized = fp8.quantize_tokens(torch.empty(tokens, 1024, dtype=torch.bfloat16), 128)
         fp8_block.linear_block(quantized, weight, torch.empty(4, 8), None)
@@ -42,3 +51,4 @@ def test_they_compile() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout.split()[0]) > 20
+    assert ", 0 loads of single bytes" in done.stdout

@@ -30,6 +30,7 @@ from xllm.hardware.kernels.triton.launch import (
     num_multiprocessors,
     pdl_options,
     upcast_attention,
+    value_operand,
     wait_for_producers,
 )
 from xllm.hardware.kernels.triton.prefill_attention import add_sinks
@@ -321,7 +322,7 @@ def _decode_attention_kernel(
             other=0.0,
         )
         k = attention_operand(k, k_ptr, UPCAST)
-        v = attention_operand(v, v_ptr, UPCAST)
+        v = value_operand(v, v_ptr, UPCAST)
         scores = tl.dot(q, k, input_precision=PRECISION) * scale
         if SOFTCAP:  # cap * tanh(s / cap), both already times log2(e)
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)

@@ -67,7 +67,9 @@ def upcast_dots(dtype: torch.dtype) -> bool:
 def upcast_attention(q: torch.Tensor, cache: torch.Tensor) -> bool:
     """Whether attention's operands must be widened to float32: as ``upcast_dots``, or because the
     cache is narrower than float32 queries."""
-    return upcast_dots(q.dtype) or (q.dtype == torch.float32 and q.dtype != cache.dtype)
+    if upcast_dots(q.dtype) or upcast_dots(cache.dtype):
+        return True
+    return q.dtype == torch.float32 and q.dtype != cache.dtype
 
 
 @triton.jit
@@ -93,6 +95,28 @@ def allow_consumers_of_few(tokens, PDL: tl.constexpr):
     if PDL:  # noqa: SIM102 - a constant, then a value
         if tokens <= 16:
             tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def value_operand(x, cache_ptr, UPCAST: tl.constexpr):
+    """``attention_operand`` of values, whose tile a product reads across its rows.
+
+    Shared memory turns 16-bit values around, not bytes: those would be gathered one by one. So they
+    are widened before, by a conversion that the compiler cannot move behind the turn.
+    """
+    if UPCAST:
+        x = x.to(tl.float32)
+    elif cache_ptr.dtype.element_ty == tl.float8e4nv:
+        x = tl.inline_asm_elementwise(
+            "{ .reg .b16 low, high; mov.b32 {low, high}, $2; "
+            "cvt.rn.f16x2.e4m3x2 $0, low; cvt.rn.f16x2.e4m3x2 $1, high; }",
+            "=r,=r,r",
+            [x],
+            dtype=tl.float16,
+            is_pure=False,
+            pack=4,
+        )
+    return x
 
 
 @triton.jit
