@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from tests.contract.equivalence import tiny_engine
 from tests.contract.equivalence.tiny_engine import VOCAB_SIZE, TinyEngine, request, write_checkpoint
@@ -73,3 +74,38 @@ def test_rows_with_a_shared_prefix_give_the_cpus_tokens(tmp_path, monkeypatch) -
     )
     assert engine.run(requests) == expected
     assert placed and placed[0].lens.max() == 64
+
+
+SYNCING = {
+    "drawn": {"temperature": 0.8},
+    "filtered": {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
+    "penalties": {"temperature": 0.0, "presence_penalty": 0.3, "frequency_penalty": 0.4},
+    "logprobs": {"temperature": 0.8, "logprobs": 3},
+    "banned": {"temperature": 0.8, "min_tokens": 4, "logit_bias": {3: -2.0}},
+}
+
+
+@pytest.mark.parametrize("params", SYNCING.values(), ids=SYNCING)
+@pytest.mark.parametrize("step_tokens", [512, 24], ids=["whole prompts", "chunks"])
+def test_queueing_a_step_never_waits_for_the_device(
+    tmp_path, params: dict, step_tokens: int, monkeypatch
+) -> None:
+    files = write_checkpoint(tmp_path, "llama")
+    monkeypatch.setattr(tiny_engine, "ExecutionConfig", lambda **_: ExecutionConfig(device="cuda"))
+    engine = TinyEngine(files, overlap=True, step_tokens=step_tokens)
+    execute = engine.worker.execute
+    errors = []
+
+    def checked(plan):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return execute(plan)
+        except RuntimeError as error:
+            errors.append(error)
+            raise
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(engine.worker, "execute", checked)
+    assert len(engine.run(_requests(**params))) == 8
+    assert not errors

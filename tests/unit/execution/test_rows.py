@@ -6,8 +6,8 @@ import torch
 
 from xllm.core.messages.worker import AppendedBlocks, NewRows, RowSampling
 from xllm.core.request.sampling import SamplingParams
+from xllm.execution.transfer import upload
 from xllm.execution.worker.rows import Rows
-from xllm.execution.worker.transfer import upload
 from xllm.kv_cache.layout import CacheGroup, CacheSpec
 
 CPU = torch.device("cpu")

@@ -55,7 +55,7 @@ class Executor:
         """
         hidden = self.forward(inputs, eager=eager)
         wanted = hidden if inputs.logits_index is None else hidden[inputs.logits_index]
-        return ModelOutput(hidden, self.compute_logits(wanted))
+        return ModelOutput(hidden, self._narrow_logits(wanted))
 
     def forward(self, inputs: ModelInputs, *, eager: bool = False) -> torch.Tensor:
         """Compute the step's hidden states (T, H) and write its KV; see ``run``."""
@@ -75,6 +75,10 @@ class Executor:
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(M, H) -> (M, V) float32."""
         assert not isinstance(self._model, PoolingModel)
-        if not len(hidden):
-            return hidden.new_empty((0, self._model.vocab_size), dtype=torch.float32)
         return self._model.compute_logits(hidden)
+
+    def _narrow_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        assert not isinstance(self._model, PoolingModel)
+        if not len(hidden):
+            return hidden.new_empty((0, self._model.vocab_size))
+        return self._model.compute_narrow_logits(hidden)

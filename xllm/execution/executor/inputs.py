@@ -35,4 +35,4 @@ class ModelOutput:
     """Hidden states of every token, logits of those that sample."""
 
     hidden: torch.Tensor  # (T, H)
-    logits: torch.Tensor  # (M, V) float32
+    logits: torch.Tensor  # (M, V) in the head's dtype

@@ -16,6 +16,7 @@ from xllm.execution.sampling.pipeline import Pipeline
 from xllm.execution.sampling.processors._base import LogitsProcessor
 from xllm.execution.sampling.step import RowRequest, SamplingStep, as_index
 from xllm.execution.sampling.table import Filters, PlainDraws, SamplingTable
+from xllm.execution.transfer import to_device
 from xllm.hardware.kernels import ops
 
 
@@ -103,7 +104,7 @@ class Sampler:
         filters = self.table.filters(step.rows)
         keys = None
         if filters is not None:
-            keys = torch.from_numpy(self.table.keys(step)).to(self._device)
+            keys = to_device(self.table.keys(step), self._device)
         counts = self.table.logprobs[step.rows]
         asking = np.flatnonzero(counts >= 0)
         processors = self._pipeline.stage(step)
@@ -112,17 +113,17 @@ class Sampler:
         return StagedStep(step, processors, filters, keys, asking, counts[asking], waits, widens)
 
     def rehearse(self, logits: torch.Tensor) -> None:
-        """Launch the kernels of rows with a grammar on a decode step's logits (M, V'), which are
-        overwritten: the first such row shall not wait for a compiler."""
-        if self._grammar is None:
-            return
+        """Launch the kernels that no graph contains on a decode step's logits (M, V'), which are
+        overwritten: the first row that needs one shall not wait for a compiler."""
         logits = logits[:, : self._vocab_size]
         rows = torch.arange(len(logits), device=self._device)
-        ops.mask_logits(logits, rows, self._grammar.blank_masks(len(logits)))
-        ops.choose_tokens(logits)
+        if self._grammar is not None:
+            ops.mask_logits(logits, rows, self._grammar.blank_masks(len(logits)))
         inverse = torch.ones(len(logits), device=self._device)
         keys = torch.zeros((2, len(logits)), dtype=torch.int32, device=self._device)
-        ops.choose_tokens(logits, inverse, keys=keys)
+        for some in (logits, logits.float()):  # as they are, and as ``StagedStep.widens`` asks
+            ops.choose_tokens(some)
+            ops.choose_tokens(some, inverse, keys=keys)
 
     def plain_draws(self, step: SamplingStep) -> PlainDraws | None:
         """The step's draws if it needs nothing but Gumbel-max, which graphs contain, else None."""

@@ -9,6 +9,7 @@ import torch
 
 from xllm.core.messages.worker import RowSampling
 from xllm.core.utils.arrays import Int32Array, Int64Array
+from xllm.execution.transfer import to_device
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,4 +62,4 @@ class SamplingStep:
 
 def as_index(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """``array`` as an int64 tensor on ``device``, for indexing."""
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(device)
+    return to_device(np.asarray(array, np.int64), device)

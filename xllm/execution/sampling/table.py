@@ -11,6 +11,7 @@ from xllm.core.request.sampling import SamplingParams
 from xllm.core.utils.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 from xllm.execution.sampling.rng import row_keys
 from xllm.execution.sampling.step import SamplingStep
+from xllm.execution.transfer import to_device
 
 _SEED_MASK = (1 << 64) - 1
 
@@ -112,4 +113,4 @@ class SamplingTable:
         return inverse
 
     def _upload(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return to_device(values, self._device)

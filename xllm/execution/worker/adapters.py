@@ -8,6 +8,7 @@ import torch
 from xllm.core.config import LoraConfig
 from xllm.core.messages.worker import NewRows, StepPlan
 from xllm.core.utils.arrays import Int64Array
+from xllm.execution.transfer import to_device
 from xllm.modeling.layers.lora import ModelAdapters
 from xllm.modeling.models.decoder import CausalLM
 from xllm.modeling.weights.adapter import read_adapter
@@ -52,12 +53,12 @@ class RowAdapters:
     def select(self, plan: StepPlan) -> bool:
         """Tell the layers which tokens of the step have an adapter; False if none has."""
         slots = self._slots[plan.rows]
-        if (slots < 0).all():
-            self._model.batch.select(None)
-            return False
-        tokens = torch.from_numpy(np.repeat(slots, plan.num_scheduled))
-        self._model.batch.select(tokens.to(self._device))
-        return True
+        tokens = np.repeat(slots, plan.num_scheduled)
+        self._model.batch.groups = [
+            (slot, to_device(np.flatnonzero(tokens == slot), self._device))
+            for slot in np.unique(slots[slots >= 0]).tolist()
+        ]
+        return bool(self._model.batch.groups)
 
     def check(self) -> None:
         """Assert that slots are given out once."""

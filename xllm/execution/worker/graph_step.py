@@ -60,7 +60,7 @@ class GraphStep:
         return self._runner.num_replays
 
     def rehearsals(self) -> list[Callable[[], object]]:
-        """Work that launches every kernel of the graphs, and what constrained rows need after."""
+        """Work that launches every kernel of the graphs, and those of sampling after them."""
         first, *others = self._runner.rehearsals()
         return [lambda: self._sampler.rehearse(first().logits), *others]
 

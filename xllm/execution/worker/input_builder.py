@@ -15,8 +15,8 @@ from xllm.core.messages.worker import StepPlan
 from xllm.core.utils.arrays import Int64Array
 from xllm.execution.executor.inputs import BatchShape, ModelInputs
 from xllm.execution.sampling.step import SamplingStep
+from xllm.execution.transfer import upload
 from xllm.execution.worker.rows import Rows
-from xllm.execution.worker.transfer import upload
 from xllm.kv_cache.layout import CacheGroup
 from xllm.modeling.attention import AttentionMetadata
 

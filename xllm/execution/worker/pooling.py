@@ -13,12 +13,12 @@ from xllm.core.messages.worker import NewRows, PooledRows, StepPlan, StepResult,
 from xllm.core.utils.arrays import Int32Array
 from xllm.execution.executor import Executor, ModelInputs
 from xllm.execution.executor.warmup import WARMUP_STEP, prompt_plan
+from xllm.execution.transfer import upload
 from xllm.execution.worker.input_builder import InputBuilder
 from xllm.execution.worker.opening import Progress, open_model
 from xllm.execution.worker.pending import to_host
 from xllm.execution.worker.profiling import StepProfiler
 from xllm.execution.worker.rows import Rows
-from xllm.execution.worker.transfer import upload
 from xllm.kv_cache.layout import WorkerInfo
 from xllm.kv_cache.storage import CacheStorage
 from xllm.modeling.models.pooling import PoolingModel

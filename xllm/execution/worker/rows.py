@@ -14,7 +14,7 @@ import torch
 
 from xllm.core.messages.worker import AppendedBlocks, NewRows
 from xllm.core.utils.arrays import Int64Array
-from xllm.execution.worker.transfer import upload
+from xllm.execution.transfer import upload
 from xllm.kv_cache.layout import CacheGroup
 from xllm.kv_cache.storage import zeros_on_demand
 

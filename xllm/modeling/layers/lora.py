@@ -30,15 +30,7 @@ class AdapterBatch:
     """Which tokens of the running step use which slot; every adapted layer reads the same one."""
 
     def __init__(self) -> None:
-        self.groups: Sequence[tuple[int, Tensor]] = ()  # slot, tokens (n,) int64
-
-    def select(self, token_slots: Tensor | None) -> None:
-        """Set the slots (T,) of the next step's tokens, -1 for none; None: no token has one."""
-        if token_slots is None:
-            self.groups = ()
-            return
-        slots = [slot for slot in token_slots.unique().tolist() if slot >= 0]
-        self.groups = [(slot, (token_slots == slot).nonzero().squeeze(1)) for slot in slots]
+        self.groups: Sequence[tuple[int, Tensor]] = ()  # slot, its tokens (n,) int64
 
 
 class LinearAdapters:

@@ -10,6 +10,7 @@ import torch
 
 from xllm.core.utils.arrays import BoolArray, Int64Array
 from xllm.execution.sampling.step import RowRequest, SamplingStep, as_index
+from xllm.execution.transfer import to_device
 
 
 class LogitsProcessor(Protocol):
@@ -114,7 +115,7 @@ class RaggedTable:
         return FlatEntries(
             as_index(repeated, self._device),
             as_index(np.concatenate(ids), self._device),
-            torch.from_numpy(np.concatenate(values)).to(self._device),
+            to_device(np.concatenate(values), self._device),
             as_index(entries, self._device),
         )
 

@@ -13,6 +13,7 @@ import torch
 
 from xllm.core.utils.arrays import BoolArray, Int64Array
 from xllm.execution.sampling.step import RowRequest, SamplingStep, as_index
+from xllm.execution.transfer import to_device
 
 _ANY = -1  # padding of a prefix: matches every token
 
@@ -86,7 +87,7 @@ class Processor:
         tail = step.token_table[words.rows, as_index(columns, self._device)]
         matches = ((tail == words.prefixes) | (words.prefixes == _ANY)).all(dim=1)
         generated = words.prefix_lens <= step.output_lens[words.entries]
-        matches &= torch.from_numpy(generated).to(self._device)
+        matches &= to_device(generated, self._device)
         # Added, not assigned: two words of a row may end with the same token.
         ban = torch.zeros(len(matches), device=self._device).masked_fill_(matches, -torch.inf)
         logits.index_put_((words.entries_index, words.last_tokens), ban, accumulate=True)
@@ -112,7 +113,7 @@ class Processor:
             entries=entries,
             entries_index=as_index(entries, self._device),
             rows=as_index(np.array([row for _, row, _ in found]), self._device).unsqueeze(1),
-            prefixes=torch.from_numpy(prefixes).to(self._device),
+            prefixes=to_device(prefixes, self._device),
             prefix_lens=np.array([len(word) - 1 for _, _, word in found], np.int64),
             last_tokens=as_index(np.array([word[-1] for _, _, word in found]), self._device),
         )

@@ -14,6 +14,7 @@ import torch
 from xllm.core.request.sampling import SamplingParams
 from xllm.core.utils.arrays import Int64Array
 from xllm.execution.sampling.step import RowRequest, SamplingStep, as_index
+from xllm.execution.transfer import to_device
 
 _MIN_SLOTS = 4
 
@@ -67,8 +68,8 @@ class Processor:
         )
         prompt = self._count(request.token_ids[: request.prompt_len])
         output = self._count(request.token_ids[request.prompt_len :])
-        self._in_prompt[slot] = torch.from_numpy(prompt > 0).to(self._device)
-        self._counts[slot] = torch.from_numpy(output.astype(np.int32)).to(self._device)
+        self._in_prompt[slot] = to_device(prompt > 0, self._device)
+        self._counts[slot] = to_device(output.astype(np.int32), self._device)
         self.num_rows += 1
         self._version += 1
 
@@ -124,7 +125,7 @@ class Processor:
         entries = np.flatnonzero(slots >= 0)
         if not entries.size:
             return None
-        columns = torch.from_numpy(self._coefficients[:, rows[entries]]).to(self._device)
+        columns = to_device(self._coefficients[:, rows[entries]], self._device)
         repetition, presence, frequency = columns.unsqueeze(2)
         return _Staged(
             as_index(entries, self._device),
