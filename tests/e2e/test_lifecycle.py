@@ -164,7 +164,8 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(model: Path) -> None:
 def test_a_drain_waits_for_what_is_made_in_the_background(model: Path) -> None:
     with running(model) as server:
         body = {"model": "tiny", "input": "Hi", "background": True, "ignore_eos": True}
-        made = server.http.post("/v1/responses", json={**body, "max_output_tokens": 240}).json()
+        body["max_output_tokens"] = 450
+        made = [server.http.post("/v1/responses", json=body).json() for _ in range(4)][-1]
         server.process.send_signal(signal.SIGTERM)
         seen = []
         with contextlib.suppress(httpx.TransportError):
@@ -173,8 +174,8 @@ def test_a_drain_waits_for_what_is_made_in_the_background(model: Path) -> None:
                 time.sleep(0.02)
         assert server.process.wait(30) == 0
         assert "draining" in server.log and "unfinished" not in server.log
-        assert seen.count("in_progress") > 3, seen
-        assert set(seen) <= {"in_progress", "completed"}
+        assert seen.count("in_progress") > 3 or "incomplete" in seen, seen
+        assert set(seen) <= {"in_progress", "incomplete"}  # by their length, after all of it
 
 
 def test_a_drain_ends_after_the_shutdown_timeout(model: Path) -> None:
