@@ -76,6 +76,33 @@ MODELS["30b-a3b"] = _QWEN3 | {
     "tie_word_embeddings": False,
 }
 
+MODELS["gpt-oss-20b"] = {
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+    "vocab_size": 201088,
+    "eos_token_id": 200002,
+    "tie_word_embeddings": False,
+}
+
 
 class Engine:
     """The engine without processes, started."""
