@@ -18,6 +18,7 @@ def launch_all() -> None:
     from xllm.hardware.kernels.triton.linear import gated_linear, linear, pack_linear
     from xllm.hardware.kernels.triton.norm import fused_add_rms_norm, rms_norm
     from xllm.hardware.kernels.triton.prefill_attention import prefill_attention
+    from xllm.hardware.kernels.triton.rope import qk_norm_rope_kv_write
 
     weight = torch.empty(512, 1024, dtype=torch.float8_e4m3fn)
     for scale in (torch.empty(512), torch.empty(4, 8)):
@@ -34,7 +35,11 @@ def launch_all() -> None:
     cache = torch.empty(2, 8, 16, 2, 64, dtype=torch.float8_e4m3fn)
     starts, lens = torch.arange(17, dtype=torch.int32), torch.ones(16, dtype=torch.int32)
     table = torch.zeros(16, 8, dtype=torch.int32)
-    out = torch.empty_like(q)
+    out, slots = torch.empty_like(q), torch.arange(16)
+    qkv, cos_sin = torch.empty(16, 12 * 64, dtype=torch.bfloat16), torch.empty(99, 64)
+    for norm in (None, torch.empty(64, dtype=torch.bfloat16)):
+        heads = (8, 2, 64, norm, norm)
+        qk_norm_rope_kv_write(qkv, slots, cos_sin, cache[0], cache[1], slots, *heads, 1e-6)
     decode_attention(q, cache[0], cache[1], starts, lens, table, 0.1, 0.0, 0, out)
     prefill_attention(q, cache[0], cache[1], starts, lens, table, 0.1, 0.0, 0, out)
     for tokens in (100, 1000):

@@ -50,6 +50,10 @@ def dequantize_weight(weight: Tensor, scale: Tensor) -> Tensor:
     """Weight (N, K) of 8 bits times its scales, (N,) or (ceil(N / 128), ceil(K / 128)); float32."""
     if scale.dim() == 1:
         return weight.float() * scale[:, None]
-    outputs, inputs = weight.shape
-    by_output = scale.float().repeat_interleave(BLOCK, dim=0)[:outputs]
-    return weight.float() * by_output.repeat_interleave(BLOCK, dim=1)[:, :inputs]
+    out = weight.float()
+    scale = scale.float()
+    for rows, part in zip(out.split(BLOCK), scale, strict=True):
+        whole = rows.shape[1] // BLOCK  # the last block may be narrower
+        rows[:, : whole * BLOCK].unflatten(1, (whole, BLOCK)).mul_(part[:whole, None])
+        rows[:, whole * BLOCK :].mul_(part[-1])
+    return out

@@ -58,7 +58,7 @@ def linear_fp8(
     return torch._scaled_mm(
         x.values,
         weight.t(),
-        scale_a=x.scale.t(),
+        scale_a=x.scale.view(-1, 1),
         scale_b=scale[None, :],
         bias=bias,
         out_dtype=torch.bfloat16,

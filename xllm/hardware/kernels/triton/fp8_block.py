@@ -35,6 +35,7 @@ class BlockTile:
     k_shares: int = 1
     num_warps: int = 4
     num_stages: int = 4
+    block_k: int = 1024  # inputs at a time, of a single token
 
 
 def linear_block(
@@ -81,7 +82,7 @@ def stream_block(
     partial = out
     if shares > 1:
         partial = torch.empty((shares, tokens, outputs), dtype=torch.float32, device=weight.device)
-    block_k = 8 * BLOCK if plain else BLOCK
+    block_k = tile.block_k if plain else BLOCK
     k_per_share = triton.cdiv(triton.cdiv(inputs, block_k), shares) * block_k
     _stream_block_kernel[(triton.cdiv(outputs, tile.block_n), shares)](
         values,
