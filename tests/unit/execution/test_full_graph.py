@@ -31,8 +31,8 @@ MAX_ROWS = 6
 def test_buckets_are_few_and_end_at_the_largest_batch() -> None:
     assert buckets(1) == [1]
     assert buckets(6) == [1, 2, 4, 6]
-    assert buckets(256) == [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256]
-    assert len(buckets(1024)) == 18
+    assert buckets(256) == [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256]
+    assert len(buckets(1024)) == 21
 
 
 def test_token_buckets_reach_the_largest_step() -> None:
@@ -43,7 +43,7 @@ def test_token_buckets_reach_the_largest_step() -> None:
     assert [s for s in token_buckets(8192) if s > 1900] == [
         1920, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192,
     ]  # fmt: skip
-    assert len(token_buckets(8192)) == 37
+    assert len(token_buckets(8192)) == 38
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ MAX_ON_DEMAND = 64
 
 
 def token_buckets(max_tokens: int) -> list[int]:
-    """Token counts to capture, ascending: two per doubling from 16, four from 256, eight from 512
-    to 2,048, ``max_tokens``.
+    """Token counts to capture, ascending: two per doubling from 16, three from 128, four from 256,
+    eight from 512 to 2,048, ``max_tokens``.
 
     Below 256 tokens a step costs what reading the weights costs, above it grows with the tokens,
     padding included: on an H200 in steps of 64 tokens, the tiles of its products. Steps of more
@@ -44,8 +44,10 @@ def token_buckets(max_tokens: int) -> list[int]:
     size = _SMALLEST
     while size < max_tokens:
         sizes |= {size, size + size // 2}
+        if size >= _FINE_FROM // 2:
+            sizes.add(size + size // 4)
         if size >= _FINE_FROM:
-            sizes |= {size + size // 4, size + 3 * size // 4}
+            sizes.add(size + 3 * size // 4)
         if size in _FINEST:
             sizes |= set(range(size, 2 * size, size // 8))
         size *= 2
