@@ -2,7 +2,7 @@
 
     python benchmarks/kernels/cuda_engine.py --model 8b --out out.json [--only stream,decode]
 
-No tokenizer, no HTTP: token ids in, token ids out, greedy, end tokens ignored.
+No tokenizer, no HTTP: token ids in, token ids out, greedy but in ``sampled``, end tokens ignored.
 """
 
 from __future__ import annotations
@@ -148,10 +148,12 @@ class Engine:
         graph_step = self.worker._started.graph_step
         return graph_step.num_replays if graph_step is not None else 0
 
-    def submit(self, requests: Sequence[workloads.BenchRequest]) -> None:
+    def submit(self, requests: Sequence[workloads.BenchRequest], **sampling: Any) -> None:
+        """Greedy unless told otherwise."""
+        sampling = {"temperature": 0.0, **sampling}
         for request in requests:
             self._handle += 1
-            params = SamplingParams(temperature=0.0, max_tokens=request.max_tokens, ignore_eos=True)
+            params = SamplingParams(max_tokens=request.max_tokens, ignore_eos=True, **sampling)
             prompt = np.array(request.prompt_token_ids, np.int32)
             self.loop.submit(
                 Request(
@@ -200,6 +202,18 @@ def decode(engine: Engine) -> dict[str, float]:
         engine.submit(workloads.fixed(batch, 960, 128, VOCAB, 100 + batch))
         times = [t for t, count in engine.run() if count == batch]
         found[f"batch {batch}"] = statistics.median(np.diff(times)) * 1e3
+    return found
+
+
+def sampled(engine: Engine) -> dict[str, float]:
+    """``decode`` at context 1024 where rows draw: in ms, temperature alone and with filters."""
+    found = {}
+    filters = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
+    for name, params in (("drawn", {"temperature": 0.6}), ("filtered", filters)):
+        for batch in (8, 64):
+            engine.submit(workloads.fixed(batch, 960, 128, VOCAB, 500 + batch), **params)
+            times = [t for t, count in engine.run() if count == batch]
+            found[f"{name} batch {batch}"] = statistics.median(np.diff(times)) * 1e3
     return found
 
 
@@ -331,6 +345,7 @@ PARTS = {  # name -> (function, rows)
     "host": (host, 256),
     "idle": (idle, 256),
     "decode": (decode, 256),
+    "sampled": (sampled, 256),
     "profile": (profile, 256),
     "offline256": (offline, 256),
     "prefill": (prefill, 256),
