@@ -38,6 +38,9 @@ _ENTRY_POINTS = (
     *("xllm_paged_attention", "xllm_linear", "xllm_choose_tokens"),
     *("xllm_expand_decode", "xllm_sample_tokens", "xllm_mask_logits"),
 )
+# These take a processor as long as all other files together, which are compiled as one: what they
+# include costs more than they do.
+_LARGE = ("attention", "gemm", "linear")
 _TIMEOUT_SECONDS = 300
 
 
@@ -109,7 +112,6 @@ def build(*defines: str) -> Path:
     program = compiler()
     if program is None:
         raise RuntimeError(f"no C++ compiler found (looked for {', '.join(_COMPILERS)})")
-    sources = sorted(_SOURCES.glob("*.cpp"))
     folder = cache_dir() / "kernels"
     flags = (*_FLAGS, *(f"-D{name}" for name in defines))
     path = folder / f"cpu-{_key(program, flags)}.so"
@@ -121,6 +123,7 @@ def build(*defines: str) -> Path:
         if path.exists():
             return path
         with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as scratch:
+            sources = _units(Path(scratch))
             objects = [str(Path(scratch) / f"{source.stem}.o") for source in sources]
             commands = [
                 [program, *flags, "-c", str(source), "-o", target]
@@ -150,6 +153,14 @@ def load(path: Path) -> ctypes.CDLL:
         function = getattr(found, name)
         function.argtypes, function.restype = (), ctypes.c_int64
     return found
+
+
+def _units(scratch: Path) -> list[Path]:
+    """The files to compile, of about equal size."""
+    rest = scratch / "rest.cpp"
+    small = [file for file in sorted(_SOURCES.glob("*.cpp")) if file.stem not in _LARGE]
+    rest.write_text("".join(f'#include "{file}"\n' for file in small))
+    return [rest, *(_SOURCES / f"{name}.cpp" for name in _LARGE)]
 
 
 def _openmp_runtime() -> Path | None:
