@@ -1,8 +1,10 @@
 """Starts real servers on the tiny model and looks at them from outside."""
 
+import atexit
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +20,9 @@ from tiny_model import write_tiny_model
 
 KEY = "sk-test"
 START_SECONDS = 120.0
+# A folder of our own for what servers leave lying about: others may run servers here too.
+tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="e2e-")
+atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
 
 def free_port() -> int:
