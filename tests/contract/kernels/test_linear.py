@@ -76,6 +76,17 @@ def test_a_rows_bits_do_not_depend_on_the_number_of_rows(
 
 
 @pytest.mark.parametrize(("dtype", "weight_dtype"), FORMATS)
+def test_nor_on_how_many_rows_share_an_expansion_of_the_weights(
+    implementation: Implementation, dtype: torch.dtype, weight_dtype: torch.dtype
+) -> None:
+    packed = implementation.pack_linear(*_weight(640, 64, weight_dtype))
+    x = random(700, 64, dtype=dtype)
+    whole = implementation.linear(x, packed)
+    for first, last in ((0, 128), (128, 641), (600, 700)):
+        assert torch.equal(implementation.linear(x[first:last].clone(), packed), whole[first:last])
+
+
+@pytest.mark.parametrize(("dtype", "weight_dtype"), FORMATS)
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
 @pytest.mark.parametrize("shape", [(576, 192), (50, 96), (64, 48)])
 def test_a_gated_layer_is_a_product_and_an_activation_to_the_bit(

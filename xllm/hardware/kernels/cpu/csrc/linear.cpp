@@ -19,6 +19,7 @@ namespace {
 
 constexpr int kMaxGroup = 4;         // panels expanded together
 constexpr int64_t kChunkRows = 128;  // rows per task
+constexpr int64_t kExpandedRows = 512;  // the same where each task expands its weights
 constexpr int64_t kOrderedRows = 24;  // in float32, at most one chunk: more are bound by arithmetic
 constexpr int64_t kChunkBytes = 64 << 10;  // of one panel in the cache
 
@@ -181,6 +182,14 @@ void stream_rows(const LinearArgs& a, const float* x) {
   }
 }
 
+// Chunks of rows: as few as share an expansion of the weights, but enough tasks for all threads.
+template <bool EXPANDS>
+int64_t chunk_count(int64_t tokens, int64_t panels, int threads) {
+  if (EXPANDS && ceil_div(panels, 2) * ceil_div(tokens, kExpandedRows) >= threads * 8)
+    return ceil_div(tokens, kExpandedRows);
+  return ceil_div(tokens, kChunkRows);
+}
+
 // Panels per task: as many as share a pass over the rows, but enough tasks for all threads.
 inline int group_size(int64_t panels, int64_t chunks, int threads, int most) {
   int group = most;
@@ -200,7 +209,7 @@ void multiply(const LinearArgs& a, const typename Engine::Input* x) {
   // A gated layer goes by the panels of its gates, each with that of the values it gates.
   const int sides = a.gate < 0 ? 1 : 2;
   const int64_t all_panels = ceil_div(a.n, kLanes), panels = all_panels / sides;
-  const int64_t chunks = ceil_div(a.tokens, kChunkRows);
+  const int64_t chunks = chunk_count<!kDirect>(a.tokens, panels, threads);
   // Few rows in float32 go panel by panel in the order of memory, each asking for the next.
   const bool in_order = std::is_same_v<Engine, F32Engine> && a.tokens <= kOrderedRows;
   // Few rows read an expanded panel once: no more of them than the first-level cache holds.
