@@ -48,12 +48,14 @@ struct Task {
 };
 
 // Rows (tokens x group) of a tile whose scores are computed, weighted and used while they lie in the
-// first-level cache: a multiple of the engine's register blocks.
+// first-level cache: a multiple of the engine's register blocks. TileEngine takes a whole tile at
+// once, though it lies in the second-level cache: a row that it loads holds the weights of two
+// stores, so a load soon after them waits until both have left the store buffer.
 template <class Engine>
 constexpr int64_t kSliceRows = 48;
 #if defined(XLLM_HAS_TILES)
 template <>
-constexpr int64_t kSliceRows<TileEngine> = 32;
+constexpr int64_t kSliceRows<TileEngine> = kMaxTileRows;
 #endif
 
 // Softmax state of one query head. Weights are 2^(score - reference) with scores in powers of two.

@@ -18,8 +18,8 @@
 namespace xllm {
 
 // Memory that will be read after a product. F32Engine asks for it while it computes, so that a
-// product of few rows does not wait for its weights and then for its arithmetic. TileEngine, told of
-// any, asks for B a few tiles ahead.
+// product of few rows does not wait for its weights and then for its arithmetic. TileEngine does so
+// where a block has more than 16 rows; with fewer it asks for B itself a few tiles ahead, told of any.
 struct Ahead {
   const void* at = nullptr;
   int64_t bytes = 0;
@@ -71,26 +71,33 @@ struct TileEngine {
     // Few rows pass over B once, in the order of memory.
     const int64_t passes = rows > 32 ? (k + kDepth - 1) / kDepth : 1;
     const int64_t depth = (k / kStep + passes - 1) / passes * kStep;
+    TileAhead next{static_cast<const char*>(ahead.at)};
+    if (ahead.bytes > 0) {
+      const int64_t steps = (panels + 1) / 2 * ((rows + 31) / 32) * (k / kStep);
+      next.lines = int((ahead.bytes / 64 + steps - 1) / steps);
+    }
     for (int64_t i = 0; i < k; i += depth) {
       const int64_t here = k - i < depth ? k - i : depth;
       for (int p = 0; p < panels; p += 2)
-        for (int64_t row = 0; row < rows; row += 32)
+        for (int64_t row = 0; row < rows; row += 32) {
           block(rows - row, p + 1 < panels, here, a + row * lda + i, lda,
                 b + p * b_stride + i * kLanes, b_stride, c + p * c_stride + row * kLanes, c_stride,
-                accumulate || i > 0, ahead.at != nullptr);
+                accumulate || i > 0, next);
+          next.at += next.lines * (here / kStep) * 64;
+        }
     }
   }
 
  private:
   static void block(int64_t rows, bool two, int64_t k, const bf16* a, int64_t lda, const bf16* b,
-                    int64_t b_stride, float* c, int64_t c_stride, bool accumulate, bool streams) {
+                    int64_t b_stride, float* c, int64_t c_stride, bool accumulate, TileAhead next) {
     const int here = int(rows < 32 ? rows : 32);
     if (here > 16)
-      two ? tile_block<2, 2>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, streams)
-          : tile_block<2, 1>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, streams);
+      two ? tile_block<2, 2>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, next)
+          : tile_block<2, 1>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, next);
     else
-      two ? tile_block<1, 2>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, streams)
-          : tile_block<1, 1>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, streams);
+      two ? tile_block<1, 2>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, next)
+          : tile_block<1, 1>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, next);
   }
 };
 #endif

@@ -182,12 +182,19 @@ void stream_rows(const LinearArgs& a, const float* x) {
   }
 }
 
-// Chunks of rows: as few as share an expansion of the weights, but enough tasks for all threads.
-template <bool EXPANDS>
-int64_t chunk_count(int64_t tokens, int64_t panels, int threads) {
-  if (EXPANDS && ceil_div(panels, 2) * ceil_div(tokens, kExpandedRows) >= threads * 8)
-    return ceil_div(tokens, kExpandedRows);
-  return ceil_div(tokens, kChunkRows);
+// Rows per task where weights are read as they are packed: tiles are the first to wait for memory.
+template <class Engine>
+constexpr int64_t kDirectRows = kChunkRows;
+#if defined(XLLM_HAS_TILES)
+template <>
+constexpr int64_t kDirectRows<TileEngine> = 256;
+#endif
+
+// Chunks of at most `rows` rows, which share a pass over the weights; of fewer where threads would
+// lack tasks.
+inline int64_t chunk_count(int64_t tokens, int64_t panels, int threads, int64_t rows) {
+  const int64_t chunks = ceil_div(tokens, rows);
+  return ceil_div(panels, 2) * chunks >= threads * 8 ? chunks : ceil_div(tokens, kChunkRows);
 }
 
 // Panels per task: as many as share a pass over the rows, but enough tasks for all threads.
@@ -209,7 +216,8 @@ void multiply(const LinearArgs& a, const typename Engine::Input* x) {
   // A gated layer goes by the panels of its gates, each with that of the values it gates.
   const int sides = a.gate < 0 ? 1 : 2;
   const int64_t all_panels = ceil_div(a.n, kLanes), panels = all_panels / sides;
-  const int64_t chunks = chunk_count<!kDirect>(a.tokens, panels, threads);
+  const int64_t chunks = chunk_count(
+      a.tokens, panels, threads, kDirect ? kDirectRows<Engine> : kExpandedRows);
   // Few rows in float32 go panel by panel in the order of memory, each asking for the next.
   const bool in_order = std::is_same_v<Engine, F32Engine> && a.tokens <= kOrderedRows;
   // Few rows read an expanded panel once: no more of them than the first-level cache holds.
@@ -239,7 +247,17 @@ void multiply(const LinearArgs& a, const typename Engine::Input* x) {
           Ahead ahead;
           if (in_order && next + depth * kLanes <= end)
             ahead = {next, depth * kLanes * int64_t(sizeof(Element))};
-          if (kDirect && !std::is_same_v<Engine, F32Engine>) ahead = {next, 0};
+          if (kDirect && !std::is_same_v<Engine, F32Engine>) {
+            ahead = {next, 0};
+            // Chunks that read the same weights share the request for those of the tasks to come.
+            const int64_t coming = ceil_div(threads, chunks) * group;
+            if (chunks > 1 && first + coming + group <= panels) {
+              const int64_t share = group * depth * kLanes / chunks;
+              ahead = {packed + coming * a.padded_k * kLanes + k * group * kLanes +
+                           task % chunks * share,
+                       share * int64_t(sizeof(Element))};
+            }
+          }
           const Input* b;
           int64_t b_stride;
           if constexpr (kDirect) {
