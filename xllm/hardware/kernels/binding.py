@@ -42,23 +42,8 @@ def _gated_linear(found: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
     return gated_linear
 
 
-def _add_norm_route(found: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
-    add_norm, route = found["fused_add_rms_norm"], found["route"]
-
-    def add_norm_route(
-        x: Any, residual: Any, weight: Any, eps: float, offset: float, *rest: Any, **named: Any
-    ) -> Any:
-        y, residual = add_norm(x, residual, weight, eps, offset)
-        return y, residual, *route(y, *rest, **named)
-
-    return add_norm_route
-
-
 # Ops that are others in a row where a platform has nothing better: op -> (file, composition).
-COMPOSED_OPS = {
-    "gated_linear": ("linear", _gated_linear),
-    "add_norm_route": ("route", _add_norm_route),
-}
+COMPOSED_OPS = {"gated_linear": ("linear", _gated_linear)}
 
 _PACKAGE = __name__.rpartition(".")[0]
 

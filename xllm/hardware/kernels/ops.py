@@ -270,28 +270,6 @@ def route(
     return reference.route(x, weight, top_k, normalize, bias)
 
 
-def add_norm_route(
-    x: Tensor,
-    residual: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    offset: float,
-    router: Tensor,
-    top_k: int,
-    normalize: bool,
-    bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``fused_add_rms_norm``, then ``route`` of its result: shapes as there.
-
-    Returns:
-        The normalized sum (T, H), the sum (T, H), weights and experts (T, top_k). Where the sum is
-        stored is the platform's choice: ``residual`` must not be read afterwards.
-    """
-    y, residual = fused_add_rms_norm(x, residual, norm_weight, eps, offset)
-    assert isinstance(y, Tensor)
-    return y, residual, *route(y, router, top_k, normalize, bias)
-
-
 def pack_experts(
     gate_up: Tensor,
     down: Tensor,

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.modeling.layers.linear import GateUpLinear, Linear
-from xllm.modeling.layers.norm import RMSNorm
 from xllm.modeling.quantization.base import QuantMethod
 
 
@@ -33,12 +32,12 @@ class GatedMLP(nn.Module):
             intermediate_size, hidden_size, bias=bias, method=method, dtype=dtype
         )
 
+    @property
+    def reader(self) -> Linear:
+        """The one layer that reads the block's input."""
+        return self.gate_up_proj
+
     def forward(self, x: Tensor | QuantizedTokens) -> Tensor:
         gated = self.gate_up_proj.gated(x, self.activation, self.down_proj)
         out: Tensor = self.down_proj(gated)
         return out
-
-    def after(self, layernorm: RMSNorm, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The block of the normalized ``residual + x``, and that sum."""
-        x, residual = layernorm.add(x, residual, self.gate_up_proj)
-        return self(x), residual

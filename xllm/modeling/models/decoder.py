@@ -95,7 +95,8 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         x, residual = enter(self.input_layernorm, x, residual, self.self_attn.qkv_proj)
         x = self.self_attn(x, positions, context)
-        return self.mlp.after(self.post_attention_layernorm, x, residual)
+        x, residual = self.post_attention_layernorm.add(x, residual, self.mlp.reader)
+        return self.mlp(x), residual
 
 
 class Decoder(nn.Module):

@@ -21,12 +21,10 @@ def launch_all() -> None:
     down = torch.empty(EXPERTS, HIDDEN, INNER, **options)
     biases = gate_up[:, :, 0], down[:, :, 0]
     for bias, kind in (((), "silu"), (biases, "clamped_swiglu")):
-        biases_of_router = [down[0, 0, :EXPERTS]] if bias else []
         packed = moe.pack_experts(gate_up, down, *bias)
         for tokens in (1, 5, 64, 100, 400, 2000):
             x = torch.empty(tokens, HIDDEN, **options)
-            router = (gate_up[0, :EXPERTS], TOP_K, True, *biases_of_router)
-            *_, weights, experts = route.add_norm_route(x, x, x[0], 1e-6, 0.0, *router)
+            weights, experts = route.route(x, gate_up[0, :EXPERTS], TOP_K, True)
             moe.apply_experts(x, packed, weights, experts, kind)
             if tokens > moe.MAX_STREAMED_TOKENS:
                 tiles = moe.choose_tiles(tokens * TOP_K / EXPERTS, x.dtype, False)

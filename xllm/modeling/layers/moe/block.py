@@ -9,7 +9,6 @@ from xllm.modeling.layers.linear import Linear
 from xllm.modeling.layers.mlp import GatedMLP
 from xllm.modeling.layers.moe.config import ExpertsConfig
 from xllm.modeling.layers.moe.experts import BiasedExperts, Experts, Router
-from xllm.modeling.layers.norm import RMSNorm
 from xllm.modeling.quantization.base import QuantMethod
 
 
@@ -39,13 +38,13 @@ class SparseMLP(nn.Module):
             )
             self.shared_expert_gate = Linear(hidden_size, 1, method=method, dtype=dtype)
 
-    def after(self, layernorm: RMSNorm, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The block of the normalized ``residual + x``, and that sum."""
-        x, residual, weights, experts = self.gate(layernorm, x, residual)
-        return self(x, weights, experts), residual
+    @property
+    def reader(self) -> None:
+        """The block's input is read by the router and the experts."""
+        return None
 
-    def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        """x (T, H), weights and experts (T, top_k) of the router -> (T, H)."""
+    def forward(self, x: Tensor) -> Tensor:
+        weights, experts = self.gate(x)
         out: Tensor = self.experts(x, weights, experts)
         if self.shared_expert is None:
             return out

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from xllm.hardware.kernels import ops
 from xllm.modeling.layers.moe.config import ExpertsConfig
-from xllm.modeling.layers.norm import RMSNorm
 from xllm.modeling.layers.target import Target
 
 
@@ -35,25 +34,9 @@ class Router(nn.Module):
     def after_load(self) -> None:
         pass
 
-    def forward(
-        self, layernorm: RMSNorm, x: Tensor, residual: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Choose for the normalized ``residual + x`` (T, H).
-
-        Returns:
-            That, the sum, weights and experts (T, top_k).
-        """
-        return ops.add_norm_route(
-            x,
-            residual,
-            layernorm.weight,
-            layernorm.eps,
-            layernorm.offset,
-            self.weight,
-            self.top_k,
-            self.normalize,
-            self.bias,
-        )
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x (T, H) -> weights and experts, both (T, top_k)."""
+        return ops.route(x, self.weight, self.top_k, self.normalize, self.bias)
 
     def _load(self, weight: Tensor) -> None:
         self.weight.copy_(weight)

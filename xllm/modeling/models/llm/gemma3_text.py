@@ -39,8 +39,8 @@ class Gemma3Layer(DecoderLayer):
     ) -> tuple[Tensor, Tensor]:
         x, residual = enter(self.input_layernorm, x, residual, self.self_attn.qkv_proj)
         x = self.post_attention_layernorm(self.self_attn(x, positions, context))
-        x, residual = self.mlp.after(self.pre_feedforward_layernorm, x, residual)
-        return self.post_feedforward_layernorm(x), residual
+        x, residual = self.pre_feedforward_layernorm.add(x, residual, self.mlp.reader)
+        return self.post_feedforward_layernorm(self.mlp(x)), residual
 
 
 class Model(CausalLM):
