@@ -12,7 +12,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -217,9 +217,16 @@ def sampled(engine: Engine) -> dict[str, float]:
     return found
 
 
-def offline(engine: Engine) -> dict[str, float]:
-    """1,000 chat-like requests at once: output tokens a second."""
-    requests = workloads.sharegpt_like(1000, VOCAB, 1234)
+def longest(engine: Engine) -> dict[str, float]:
+    """``offline`` in the order in which ``LLM.generate`` hands requests over."""
+    return offline(engine, order=lambda request: -request.max_tokens)
+
+
+def offline(
+    engine: Engine, order: Callable[[workloads.BenchRequest], int] = lambda request: 0
+) -> dict[str, float]:
+    """1,000 chat-like requests at once, as they came: output tokens a second."""
+    requests = sorted(workloads.sharegpt_like(1000, VOCAB, 1234), key=order)
     engine.submit(requests)
     replays = (
         engine.worker._started.graph_step.num_replays if engine.worker._started.graph_step else 0
@@ -348,9 +355,11 @@ PARTS = {  # name -> (function, rows)
     "sampled": (sampled, 256),
     "profile": (profile, 256),
     "offline256": (offline, 256),
+    "longest256": (longest, 256),
     "prefill": (prefill, 256),
     "shared": (shared, 256),
     "offline1024": (offline, 1024),
+    "longest1024": (longest, 1024),
 }
 
 

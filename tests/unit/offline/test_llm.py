@@ -62,6 +62,15 @@ def test_each_prompt_may_have_its_own_parameters(llm):
         generate(llm, ["a", "b"], [greedy(1)])
 
 
+def test_the_longest_answers_begin_first(llm):
+    added = []
+    llm._engine.add, add = lambda each: (added.extend(each), add(each)), llm._engine.add
+    outputs = generate(llm, ["a", "b", "c", "d"], [greedy(n) for n in (1, 3, 2, 3)])
+    assert [request.max_tokens for request in added] == [3, 3, 2, 1]
+    assert added[0].handle < added[1].handle, "of equal length the earlier first"
+    assert [output.prompt for output in outputs] == ["a", "b", "c", "d"]
+
+
 def test_without_parameters_the_models_own_apply(llm):
     assert llm.default_sampling_params() == SamplingParams(temperature=0.25)
     (output,) = llm.generate("hello", use_tqdm=False)
