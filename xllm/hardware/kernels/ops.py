@@ -12,7 +12,7 @@ AssertionError of the caller; only user-visible choices raise ValueError.
 
 ``into`` is the packed weight of the one product that reads an op's result, where nothing else reads
 it. A platform may then return what that product would make of it first (``QuantizedTokens``): the
-product comes out the same, to the bit.
+product comes out the same, but for the order of a norm's sum of squares.
 """
 
 from __future__ import annotations

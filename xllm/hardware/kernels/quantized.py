@@ -16,7 +16,9 @@ class QuantizedTokens:
     """
 
     values: Tensor  # (T, K) float8_e4m3fn
-    scale: Tensor  # (G, T) float32: G = 1 is one scale per token, else runs have 128 columns
+    # (G, T) float32, T contiguous: G = 1 is one scale per token, else runs have 128 columns. The
+    # stride of G is the number of rows that ``values`` has in memory, T or a few more.
+    scale: Tensor
     dtype: torch.dtype  # of what was quantized, and of the product
 
     @property

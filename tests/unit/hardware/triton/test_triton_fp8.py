@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from xllm.hardware.kernels import reference
 from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.hardware.kernels.reference.fp8 import dequantize_tokens
 from xllm.hardware.kernels.reference.fp8 import quantize_tokens as reference_quantize
+from xllm.hardware.kernels.triton import fp8, fp8_block
 from xllm.hardware.kernels.triton.activation import act_and_mul
 from xllm.hardware.kernels.triton.fp8 import quantize_tokens, scale_width
 from xllm.hardware.kernels.triton.fp8_block import (
@@ -35,6 +37,19 @@ def assert_same(actual: object, expected: QuantizedTokens) -> None:
     assert actual.dtype == expected.dtype
     assert torch.equal(actual.values.view(torch.uint8), expected.values.view(torch.uint8))
     assert torch.equal(actual.scale, expected.scale)
+
+
+def assert_near(actual: object, expected: QuantizedTokens) -> None:
+    """As another order of a norm's sum leaves it, which may round a value to its neighbour: a step
+    of bfloat16 before quantizing, of 8 bits after. To the bit in the interpreter."""
+    if expected.values.device.type == "cpu":
+        assert_same(actual, expected)
+        return
+    assert isinstance(actual, QuantizedTokens)
+    torch.testing.assert_close(actual.scale, expected.scale, rtol=2**-7, atol=0)
+    values, others = actual.values.float(), expected.values.float()
+    torch.testing.assert_close(values, others, rtol=0.13, atol=2e-3)
+    assert (values == others).float().mean() > 0.99
 
 
 def activations(tokens: int, width: int, device: torch.device) -> Tensor:
@@ -65,13 +80,13 @@ def test_a_norm_quantizes_what_it_would_return(tokens: int, hidden: int, device)
     x, weight = activations(tokens, hidden, device), torch.rand(hidden, device=device).bfloat16()
     plain = rms_norm(x, weight, 1e-5, 1.0)
     assert isinstance(plain, Tensor)
-    assert_same(rms_norm(x, weight, 1e-5, 1.0, into), quantize_tokens(plain, hidden))
+    assert_near(rms_norm(x, weight, 1e-5, 1.0, into), quantize_tokens(plain, hidden))
 
     residual = torch.randn(tokens, hidden, device=device).bfloat16()
     plain, summed = fused_add_rms_norm(x, residual.clone(), weight, 1e-5)
     assert isinstance(plain, Tensor)
     actual, same = fused_add_rms_norm(x, residual, weight, 1e-5, 0.0, into)
-    assert_same(actual, quantize_tokens(plain, hidden))
+    assert_near(actual, quantize_tokens(plain, hidden))
     assert same is residual and torch.equal(residual, summed)
 
 
@@ -91,7 +106,9 @@ def test_a_product_is_the_same_of_either(tokens: int, device) -> None:
     into = packed(32, 64, device)
     x, weight = activations(tokens, 64, device), torch.ones(64, device=device).bfloat16()
     apart = linear(rms_norm(x, weight, 1e-5), into)
-    assert torch.equal(linear(rms_norm(x, weight, 1e-5, into=into), into), apart)
+    fused = linear(rms_norm(x, weight, 1e-5, into=into), into)
+    tolerance = 0.0 if device.type == "cpu" else 0.02  # see assert_near
+    assert (fused - apart).float().norm() <= tolerance * apart.float().norm()
     assert apart.dtype == torch.bfloat16
 
 
@@ -160,17 +177,54 @@ class TestBlocks:
         actual = linear(x, into)
         assert actual.dtype == dtype
         read = quantize_tokens(x, width) if width else x
-        self.assert_close(actual, self.expected(read, weight, scale, torch.zeros(256)))
+        self.assert_close(
+            actual, self.expected(read, weight, scale, torch.zeros(256, device=device))
+        )
         if width:
             assert torch.equal(linear_block(read, weight, scale, None), actual)
+
+    @pytest.mark.parametrize("tokens", [70, 80])
+    def test_the_library_gets_the_layouts_that_it_asks_for(self, tokens, device, monkeypatch):
+        """PyTorch's conditions on operands and scales, written down; the device tests run it."""
+
+        def scaled_mm(a, b, scale_a, recipe_a, scale_b, recipe_b, output_dtype):
+            (rows, inputs), outputs = a.shape, b.shape[1]
+            assert rows == 80 and a.stride() == (inputs, 1) and b.stride() == (1, inputs)
+            assert scale_a.shape == (rows, inputs // 128) and scale_a.stride() == (1, rows)
+            assert scale_b.shape == (inputs // 128, outputs // 128)
+            assert scale_b.stride() == (1, inputs // 128) and inputs // 128 % 4 == 0
+            assert recipe_a == F.ScalingType.BlockWise1x128
+            assert recipe_b == F.ScalingType.BlockWise128x128
+            wide = a.float() * scale_a.repeat_interleave(128, dim=1)
+            return (wide @ reference.dequantize_weight(b.T, scale_b.T).T).to(output_dtype)
+
+        weight, scale = self.weight(256, 1024, device)
+        x = quantize_tokens(activations(tokens, 1024, device), 128)
+        monkeypatch.setattr(F, "scaled_mm", scaled_mm)
+        monkeypatch.setattr(fp8, "library_takes_blocks", lambda device: True)
+        monkeypatch.setattr(fp8_block, "_MANY_RESULTS", tokens * 256)
+        monkeypatch.setattr(fp8_block, "tiled_block", None)
+        actual = linear_block(x, weight, scale, None)
+        assert actual.shape == (tokens, 256)
+        self.assert_close(actual, self.expected(x, weight, scale, torch.zeros(256, device=device)))
+
+    def test_odd_shapes_are_not_the_librarys(self, device, monkeypatch) -> None:
+        monkeypatch.setattr(fp8, "library_takes_blocks", lambda device: True)
+        x = quantize_tokens(torch.randn(70, 1024, device=device).bfloat16(), 128)
+        weight = torch.zeros(256, 1024, device=device).to(FP8)
+        assert fp8.fits_library_by_block(x, weight)
+        assert not fp8.fits_library_by_block(x, weight[:200])
+        unpadded = reference_quantize(torch.zeros(70, 1024, device=device).bfloat16(), 128)
+        assert not fp8.fits_library_by_block(unpadded, weight)
+        narrow = quantize_tokens(torch.randn(70, 640, device=device).bfloat16(), 128)
+        assert not fp8.fits_library_by_block(narrow, weight[:, :640])
 
     @pytest.mark.parametrize("tokens", [2, 70])
     def test_what_makes_activations_quantizes_them(self, tokens: int, device) -> None:
         into = pack_linear(*self.weight(128, 1280, device))
         weight = torch.rand(1280, device=device).bfloat16()
         x, gate_up = activations(tokens, 1280, device), activations(tokens, 2560, device)
-        for make in (
-            lambda into: rms_norm(x, weight, 1e-5, into=into),
-            lambda into: act_and_mul(gate_up, "gelu", into),
-        ):
-            assert_same(make(into), quantize_tokens(make(None), 128))
+        norm, plain = rms_norm(x, weight, 1e-5, into=into), rms_norm(x, weight, 1e-5)
+        assert_near(norm, quantize_tokens(plain, 128))
+        gated = act_and_mul(gate_up, "gelu", into)
+        assert_same(gated, quantize_tokens(act_and_mul(gate_up, "gelu"), 128))

@@ -37,11 +37,11 @@ def act_and_mul(gate_up: Tensor, activation: str, into: Any = None) -> Tensor | 
             out.values if isinstance(out, QuantizedTokens) else out,
             out.scale if isinstance(out, QuantizedTokens) else None,
             half,
-            tokens,
+            out.scale.stride(0) if isinstance(out, QuantizedTokens) else 0,
             KIND=KINDS[activation],
             WIDTH=width,
             BLOCK=block,
-            num_warps=min(max(block // 256, 1), 16),
+            num_warps=min(max(block // 256, 1), 32),
             **pdl_options(gate_up.device),
         )
     return out
@@ -62,13 +62,13 @@ def gated(x, up, KIND: tl.constexpr):
     return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476)) * up
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["scale_stride"])
 def _act_and_mul_kernel(
     gate_up_ptr,  # (T, 2 * I)
     out_ptr,  # (T, I)
     scale_ptr,  # (G, T) float32, or None: the output is not quantized
     half,
-    num_tokens,
+    scale_stride,
     KIND: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -86,6 +86,6 @@ def _act_and_mul_kernel(
     y = gated(gate.to(tl.float32), up.to(tl.float32), KIND)
     if scale_ptr is not None:
         y = y.to(gate_up_ptr.dtype.element_ty).to(tl.float32)
-        store_quantized(y, start, token, out_ptr, scale_ptr, half, num_tokens, WIDTH, BLOCK)
+        store_quantized(y, start, token, out_ptr, scale_ptr, half, scale_stride, WIDTH, BLOCK)
     else:
         tl.store(out_ptr + token * half + columns, y.to(out_ptr.dtype.element_ty), mask=inside)

@@ -7,12 +7,14 @@ one product alone reads them (argument ``into`` of the ops); ``quantize_tokens``
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
 from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.hardware.kernels.triton.launch import (
@@ -29,7 +31,7 @@ FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 BLOCK = 128  # outputs and inputs of a weight that share a scale, columns of a token that do
 MAX_STREAMED_FP8_TOKENS = 64
-_UNIT = 16  # the library's product wants both widths in multiples of it
+_UNIT = 16  # the library's product wants both widths in multiples of it, and rows of block scales
 
 
 def scale_width(packed: PackedLinear | None, tokens: int, dtype: torch.dtype) -> int:
@@ -66,11 +68,68 @@ def linear_fp8(
     )
 
 
+@functools.cache
+def library_takes_blocks(device: torch.device) -> bool:
+    """Whether the library multiplies operands with block scales on the device: on Hopper, where
+    PyTorch and cuBLAS have it. The first call tries, so it must not be in a graph capture."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    rows, outputs, inputs = 17 * _UNIT, 2 * BLOCK, 4 * BLOCK
+    weight = torch.ones((outputs, inputs), device=device).to(FP8)
+    scale = torch.ones((outputs // BLOCK, inputs // BLOCK), device=device)
+    x = QuantizedTokens(
+        torch.ones((rows, inputs), device=device).to(FP8),
+        torch.ones((inputs // BLOCK, rows), device=device),
+        torch.bfloat16,
+    )
+    try:
+        return bool((linear_fp8_block(x, weight, scale) == inputs).all())
+    except (AttributeError, RuntimeError, ValueError):
+        return False
+
+
+def fits_library_by_block(x: QuantizedTokens, weight: Tensor) -> bool:
+    """Whether ``linear_fp8_block`` takes the operands."""
+    outputs, inputs = weight.shape
+    return (
+        x.dtype == torch.bfloat16
+        and x.scale.stride(0) % _UNIT == 0
+        and outputs % BLOCK == 0
+        and inputs % (4 * BLOCK) == 0  # rows of the weight's scales are whole 16 bytes
+        and library_takes_blocks(weight.device)
+    )
+
+
+def linear_fp8_block(x: QuantizedTokens, weight: Tensor, scale: Tensor) -> Tensor:
+    """x (T, K) with a scale per token and 128 columns times weight (N, K) with one per block
+    (N / 128, K / 128) -> (T, N) bfloat16.
+
+    It also multiplies the rows that ``empty_tokens`` adds, on whatever they hold.
+    """
+    runs, rows = x.scale.shape[0], x.scale.stride(0)
+    tokens, inputs = x.shape
+    return F.scaled_mm(
+        x.values.as_strided((rows, inputs), (inputs, 1)),
+        weight.t(),
+        x.scale.as_strided((rows, runs), (1, rows)),
+        F.ScalingType.BlockWise1x128,
+        scale.t(),
+        F.ScalingType.BlockWise128x128,
+        output_dtype=torch.bfloat16,
+    )[:tokens]
+
+
 def empty_tokens(x: Tensor, inputs: int, width: int) -> QuantizedTokens:
-    """Memory for ``x.shape[0]`` tokens of ``inputs`` values, ``width`` columns to a scale."""
-    values = torch.empty((x.shape[0], inputs), dtype=FP8, device=x.device)
+    """Memory for ``x.shape[0]`` tokens of ``inputs`` values, ``width`` columns to a scale.
+
+    Behind many tokens with block scales lie unused rows up to the multiple that the library wants.
+    """
+    tokens = rows = x.shape[0]
+    if width == BLOCK and tokens > MAX_STREAMED_FP8_TOKENS:
+        rows = triton.cdiv(tokens, _UNIT) * _UNIT
+    values = torch.empty((rows, inputs), dtype=FP8, device=x.device)[:tokens]
     num_scales = triton.cdiv(inputs, width)
-    scale = torch.empty((num_scales, x.shape[0]), dtype=torch.float32, device=x.device)
+    scale = torch.empty((num_scales, rows), dtype=torch.float32, device=x.device)[:, :tokens]
     return QuantizedTokens(values, scale, x.dtype)
 
 
@@ -87,7 +146,7 @@ def quantize_tokens(x: Tensor, width: int) -> QuantizedTokens:
             out.scale,
             inputs,
             x.stride(0),
-            tokens,
+            out.scale.stride(0),
             WIDTH=min(width, block),
             BLOCK=block,
             num_warps=min(max(block // 1024, 1), 16),
@@ -104,7 +163,7 @@ def store_quantized(
     values_ptr,
     scale_ptr,
     inputs,
-    num_tokens,
+    scale_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -126,21 +185,21 @@ def store_quantized(
         peaks = tl.max(tl.abs(runs), axis=1)
         scales = tl.where(peaks > 0.0, peaks / MAX, 1.0)
         run = start // WIDTH + tl.arange(0, BLOCK // WIDTH)
-        tl.store(scale_ptr + run * num_tokens + token, scales, mask=run * WIDTH < inputs)
+        tl.store(scale_ptr + run * scale_stride + token, scales, mask=run * WIDTH < inputs)
         runs = tl.clamp(runs / scales[:, None], -MAX, MAX, propagate_nan=tl.PropagateNan.ALL)
         values = tl.reshape(runs, [BLOCK])
     at = values_ptr + token * inputs + columns
     tl.store(at, values.to(values_ptr.dtype.element_ty), mask=columns < inputs)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["scale_stride"])
 def _quantize_tokens_kernel(
     x_ptr,  # (T, K)
     values_ptr,  # (T, K) float8
     scale_ptr,  # (G, T) float32
     inputs,
     x_stride,
-    num_tokens,
+    scale_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -152,4 +211,4 @@ def _quantize_tokens_kernel(
     allow_consumers(PDL)
     x = tl.load(x_ptr + token * x_stride + columns, mask=columns < inputs, other=0.0)
     x = x.to(tl.float32)
-    store_quantized(x, 0, token, values_ptr, scale_ptr, inputs, num_tokens, WIDTH, BLOCK)
+    store_quantized(x, 0, token, values_ptr, scale_ptr, inputs, scale_stride, WIDTH, BLOCK)

@@ -2,7 +2,8 @@
 
 Activations have a scale per token and 128 columns, so each step of 128 inputs is one 8-bit product
 that both scales multiply while it is added in float32. A single token stays as it is: its product
-is bound by the weight's bytes. Few tokens stream the weight, as in ``linear``; many are tiled.
+is bound by the weight's bytes. Few tokens stream the weight, as in ``linear``; many are the
+library's where it has such a product, and tiled elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from xllm.hardware.kernels.quantized import QuantizedTokens
-from xllm.hardware.kernels.triton.fp8 import BLOCK, MAX_STREAMED_FP8_TOKENS
+from xllm.hardware.kernels.triton.fp8 import (
+    BLOCK,
+    MAX_STREAMED_FP8_TOKENS,
+    fits_library_by_block,
+    linear_fp8_block,
+)
 from xllm.hardware.kernels.triton.launch import (
     allow_consumers,
     arrival_counters,
@@ -24,6 +30,9 @@ from xllm.hardware.kernels.triton.launch import (
     upcast_dots,
     wait_for_producers,
 )
+
+# Results of a product from which on the library is faster than tiles: 256 tokens of 4,096 outputs.
+_MANY_RESULTS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,28 +53,32 @@ def linear_block(
     """``x`` (T, K) times weight (N, K) with scale (ceil(N / 128), ceil(K / 128)) -> (T, N)."""
     tokens = x.shape[0]
     if isinstance(x, QuantizedTokens) and tokens > MAX_STREAMED_FP8_TOKENS:
-        return tiled_block(x, weight, scale, bias, tiled_tile(tokens))
+        results = tokens * weight.shape[0]
+        if bias is None and results >= _MANY_RESULTS and fits_library_by_block(x, weight):
+            return linear_fp8_block(x, weight, scale)
+        return tiled_block(x, weight, scale, bias, tiled_tile(results))
     tile = streamed_tile(tokens, weight, num_multiprocessors(weight.device))
     return stream_block(x, weight, scale, bias, tile)
 
 
 def streamed_tile(tokens: int, weight: Tensor, num_sms: int) -> BlockTile:
-    """The tile for few tokens."""
+    """The tile for few tokens, from measurements on an H200."""
     outputs, inputs = weight.shape
-    if tokens == 1:
-        return BlockTile(8)
+    if tokens == 1:  # whole rows, or 4,096 inputs at a time
+        return BlockTile(4, num_stages=1, block_k=min(triton.next_power_of_2(inputs), 4096))
     tiles, shares = triton.cdiv(outputs, 64), 1
     # Two programs fit on a multiprocessor; a share shorter than 1,024 inputs is all overhead.
     while shares < 4 and tiles * shares <= num_sms and inputs >= 2048 * shares:
         shares *= 2
-    return BlockTile(64, k_shares=shares, num_stages=6 if tokens <= 16 else 5)
+    stages = 6 if tokens <= 16 else 5 if shares == 4 else 4
+    return BlockTile(64, k_shares=shares, num_stages=stages)
 
 
-def tiled_tile(tokens: int) -> BlockTile:
-    """The tile for many tokens."""
-    if tokens <= 256:
-        return BlockTile(128, 64)
-    return BlockTile(128, 128, num_warps=8, num_stages=3)
+def tiled_tile(results: int) -> BlockTile:
+    """The tile for many tokens, by how many numbers the product has."""
+    if results <= _MANY_RESULTS:
+        return BlockTile(64, 64, num_stages=5)
+    return BlockTile(128, 64)
 
 
 def stream_block(
@@ -94,6 +107,7 @@ def stream_block(
         partial,
         arrival_counters(weight.device),
         tokens,
+        x.scale.stride(0) if isinstance(x, QuantizedTokens) else 0,
         outputs,
         inputs,
         k_per_share,
@@ -112,7 +126,7 @@ def stream_block(
     return out
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "x_scale_stride"])
 def _stream_block_kernel(
     x_ptr,  # (T, K)
     x_scale_ptr,  # (K / BLOCK, T) float32, or None
@@ -123,6 +137,7 @@ def _stream_block_kernel(
     partial_ptr,  # (SHARES, T, N) float32
     counters_ptr,  # one per output tile, zero on entry and exit
     num_tokens,
+    x_scale_stride,
     outputs,
     inputs,
     inputs_per_share,
@@ -178,7 +193,7 @@ def _stream_block_kernel(
         x = tl.load(x_columns + first[:, None], mask=in_t[None, :] & in_first[:, None], other=0.0)
         block = tl.minimum(start // BLOCK, last)
         scale = tl.load(scale_row + block)
-        x_scale = tl.load(x_scale_ptr + block * num_tokens + t, mask=in_t, other=0.0)
+        x_scale = tl.load(x_scale_ptr + block * x_scale_stride + t, mask=in_t, other=0.0)
         if UPCAST:
             x = x.to(tl.float32)
             w = w.to(tl.float32)
@@ -194,7 +209,7 @@ def _stream_block_kernel(
             w = tl.load(rows + kk[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
             x = tl.load(x_columns + kk[:, None], mask=x_mask, other=0.0)
             scale = tl.load(scale_row + block)
-            x_scale = tl.load(x_scale_ptr + block * num_tokens + t, mask=in_t, other=0.0)
+            x_scale = tl.load(x_scale_ptr + block * x_scale_stride + t, mask=in_t, other=0.0)
             if UPCAST:
                 x = x.to(tl.float32)
                 w = w.to(tl.float32)
@@ -236,6 +251,7 @@ def tiled_block(
         bias,
         out,
         tokens,
+        x.scale.stride(0),
         outputs,
         inputs,
         EVEN=inputs % BLOCK == 0,
@@ -252,7 +268,7 @@ def tiled_block(
     return out
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "x_scale_stride"])
 def _tiled_block_kernel(
     x_ptr,  # (T, K)
     x_scale_ptr,  # (K / BLOCK, T) float32
@@ -261,6 +277,7 @@ def _tiled_block_kernel(
     bias_ptr,  # (N,) or None
     out_ptr,  # (T, N)
     num_tokens,
+    x_scale_stride,
     outputs,
     inputs,
     EVEN: tl.constexpr,  # inputs are whole blocks
@@ -301,7 +318,7 @@ def _tiled_block_kernel(
             in_k = block * BLOCK + k < inputs
             x = tl.load(x_at, mask=in_k[None, :], other=0.0)
             w = tl.load(w_at, mask=in_k[:, None], other=0.0)
-        x_scale = tl.load(x_scale_ptr + block * num_tokens + safe_m)
+        x_scale = tl.load(x_scale_ptr + block * x_scale_stride + safe_m)
         scale = tl.load(scale_row + block)
         if UPCAST:
             x = x.to(tl.float32)

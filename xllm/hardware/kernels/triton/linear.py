@@ -23,6 +23,7 @@ from xllm.hardware.kernels.triton.activation import KINDS, act_and_mul, gated
 from xllm.hardware.kernels.triton.fp8 import (
     FP8,
     MAX_STREAMED_FP8_TOKENS,
+    library_takes_blocks,
     linear_fp8,
     quantize_tokens,
     scale_width,
@@ -76,6 +77,8 @@ def pack_linear(weight: Tensor, scale: Tensor | None = None) -> PackedLinear:
         raise ValueError("8-bit weights come with a scale, other weights without one")
     if scale is not None:
         scale = scale.to(torch.float32).contiguous()
+        if weight.dtype == FP8 and scale.dim() == 2:
+            library_takes_blocks(weight.device)  # tries it now, ahead of graph captures
     return PackedLinear(weight.contiguous(), scale)
 
 
@@ -166,10 +169,10 @@ def _fp8_tile(tokens: int, outputs: int, inputs: int, num_sms: int) -> StreamTil
             return StreamTile(4, 4096, num_stages=1)
         one_wave = 4096 < outputs <= 8192
         return StreamTile(8, 512 if one_wave else 1024, num_stages=4)
-    shares = 1
-    if inputs > 8192 and triton.cdiv(outputs, 64) < num_sms:
+    tiles, shares = triton.cdiv(outputs, 64), 1
+    if inputs > 8192 and tiles < num_sms:
         shares = 4 if tokens <= 16 else 2
-    return StreamTile(64, 256, shares, num_stages=4)
+    return StreamTile(64, 128 if tiles > 2 * num_sms else 256, shares, num_stages=4)
 
 
 def stream_linear(

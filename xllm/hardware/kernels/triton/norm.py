@@ -58,7 +58,7 @@ def _launch(
             eps,
             offset,
             hidden,
-            tokens,
+            out.scale.stride(0) if isinstance(out, QuantizedTokens) else 0,
             WIDTH=min(width, block),
             BLOCK=block,
             num_warps=min(max(block // 512, 1), 8),
@@ -67,7 +67,7 @@ def _launch(
     return out
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["scale_stride"])
 def _rms_norm_kernel(
     x_ptr,  # (T, H)
     residual_ptr,  # (T, H) or None
@@ -77,7 +77,7 @@ def _rms_norm_kernel(
     eps,
     offset,
     hidden,
-    num_tokens,
+    scale_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -100,6 +100,6 @@ def _rms_norm_kernel(
     y = x * scale * (weight + offset)
     if scale_ptr is not None:
         y = y.to(x_ptr.dtype.element_ty).to(tl.float32)
-        store_quantized(y, 0, token, out_ptr, scale_ptr, hidden, num_tokens, WIDTH, BLOCK)
+        store_quantized(y, 0, token, out_ptr, scale_ptr, hidden, scale_stride, WIDTH, BLOCK)
     else:
         tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=inside)
