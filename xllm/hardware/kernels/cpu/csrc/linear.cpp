@@ -19,7 +19,6 @@ namespace {
 
 constexpr int kMaxGroup = 4;         // panels expanded together
 constexpr int64_t kChunkRows = 128;  // rows per task
-constexpr int64_t kExpandedRows = 512;  // the same where each task expands its weights
 constexpr int64_t kOrderedRows = 24;  // in float32, at most one chunk: more are bound by arithmetic
 constexpr int64_t kChunkBytes = 64 << 10;  // of one panel in the cache
 
@@ -185,9 +184,14 @@ void stream_rows(const LinearArgs& a, const float* x) {
 // Rows per task where weights are read as they are packed: tiles are the first to wait for memory.
 template <class Engine>
 constexpr int64_t kDirectRows = kChunkRows;
+// Rows per task where each task expands its weights. On tiles that is a small part of the work.
+template <class Engine>
+constexpr int64_t kExpandedRows = 512;
 #if defined(XLLM_HAS_TILES)
 template <>
 constexpr int64_t kDirectRows<TileEngine> = 256;
+template <>
+constexpr int64_t kExpandedRows<TileEngine> = kChunkRows;
 #endif
 
 // Chunks of at most `rows` rows, which share a pass over the weights; of fewer where threads would
@@ -217,7 +221,7 @@ void multiply(const LinearArgs& a, const typename Engine::Input* x) {
   const int sides = a.gate < 0 ? 1 : 2;
   const int64_t all_panels = ceil_div(a.n, kLanes), panels = all_panels / sides;
   const int64_t chunks = chunk_count(
-      a.tokens, panels, threads, kDirect ? kDirectRows<Engine> : kExpandedRows);
+      a.tokens, panels, threads, kDirect ? kDirectRows<Engine> : kExpandedRows<Engine>);
   // Few rows in float32 go panel by panel in the order of memory, each asking for the next.
   const bool in_order = std::is_same_v<Engine, F32Engine> && a.tokens <= kOrderedRows;
   // Few rows read an expanded panel once: no more of them than the first-level cache holds.
