@@ -76,6 +76,7 @@ def test_what_is_read_is_what_was_put_and_a_copy():
         MessageItem(id="m", status="completed", content=[OutputText("é😀")]),
     ]
     made.response.metadata = {"k": "v"}
+    made.response.tools = [{"type": "function", "name": "g", "parameters": {"maximum": 10**30}}]
     made.response.tool_choice = {"type": "function", "name": "g"}
     made.input_items = [{"id": "i", "type": "message", "content": [{"type": "input_text"}]}]
     call = ToolCall(FunctionCall("g", {"a": [1, None]}), "c")
@@ -95,10 +96,10 @@ def test_the_bound_is_one_of_memory(kind):
     store = ResponseStore(most, 60)
     tracemalloc.start()
     try:
-        for i in range(40 if kind == "many turns" else 8000):
+        for i in range(60 if kind == "many turns" else 8000):
             made = entry(f"resp_{i:032x}", "y" * 5000 if kind == "long texts" else "")
             if kind == "many turns":
-                made.messages = [ChatMessage(role="user", content=str(j)) for j in range(20_000)]
+                made.messages = [ChatMessage(role="user", content=str(j)) for j in range(10_000)]
             store.put(made)
             del made
         store.check()

@@ -16,7 +16,9 @@ T = TypeVar("T")
 # as many. Numbers are cheap.
 _MAX_CONTAINERS = 1 << 17
 _MAX_TEXTS = 1 << 18
-_OPENING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]', re.DOTALL)
+# A text that is not closed goes to the end of the body, and nothing is tried twice: otherwise each
+# quote in it would begin another search for that end.
+_OPENING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{]', re.DOTALL)
 
 _decoders: dict[type, msgspec.json.Decoder[object]] = {}
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)

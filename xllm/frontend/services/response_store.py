@@ -18,10 +18,11 @@ from xllm.frontend.protocol.responses import Response
 _ENTRY_BYTES = 768
 _Items = list[dict[str, Any]]
 
-_encoder = msgspec.msgpack.Encoder()
-_decode_response = msgspec.msgpack.Decoder(Response).decode
-_decode_items = msgspec.msgpack.Decoder(_Items).decode
-_decode_messages = msgspec.msgpack.Decoder(list[ChatMessage]).decode
+# JSON, because what clients send came as that: MessagePack has no integers beyond 64 bits.
+_encoder = msgspec.json.Encoder()
+_decode_response = msgspec.json.Decoder(Response).decode
+_decode_items = msgspec.json.Decoder(_Items).decode
+_decode_messages = msgspec.json.Decoder(list[ChatMessage]).decode
 
 
 @dataclasses.dataclass(slots=True)
@@ -38,7 +39,7 @@ class StoredResponse:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Entry:
-    """A stored response as bytes: objects would take many times the memory of their text."""
+    """A stored response as JSON: objects would take many times the memory of their text."""
 
     response: bytes
     input_items: bytes
