@@ -1,16 +1,19 @@
 """Compiles Triton kernels for a Hopper GPU where there is none.
 
 The interpreter runs what the compiler refuses: a variable whose shape changes in a loop, operands
-that no instruction takes. Run this module in a process of its own, without the interpreter.
+that no instruction takes. ``compiled_launches`` runs this module in a process without it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,6 +25,26 @@ from triton.runtime.jit import JITFunction
 from xllm.hardware.kernels.triton import launch
 
 CAPABILITY, WARP = 90, 32
+
+
+def compiled_launches(file: str) -> tuple[int, int]:
+    """Compile what ``launch_all`` of a file launches.
+
+    Returns:
+        The launches, and the single bytes that their kernels load from shared memory, which is what
+        the compiler makes of 8-bit values that have to be turned around there.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fakes.hopper", file],
+        env=os.environ | {"TRITON_INTERPRET": "0"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    launches, single_bytes = done.stdout.split()
+    return int(launches), int(single_bytes)
 
 
 class HopperDriver:
@@ -58,10 +81,8 @@ def compile_only() -> Iterator[list[Any]]:
         yield compiled
 
 
-if __name__ == "__main__":  # a file whose ``launch_all`` launches what to compile
+if __name__ == "__main__":
     assert not triton.knobs.runtime.interpret
     with compile_only() as kernels:
         runpy.run_path(sys.argv[1])["launch_all"]()
-    # What a compiler does where 8-bit values would have to be turned around in shared memory.
-    bytewise = sum(len(re.findall(r"ld\.shared\.[bsu]8", k.asm["ptx"])) for k in kernels)
-    print(len(kernels), "launches compiled,", bytewise, "loads of single bytes")
+    print(len(kernels), sum(len(re.findall(r"ld\.shared\.[bsu]8", k.asm["ptx"])) for k in kernels))

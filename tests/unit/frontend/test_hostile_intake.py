@@ -101,7 +101,7 @@ def test_a_body_of_countless_values_is_refused_before_it_is_decoded(prompt, told
 @pytest.mark.parametrize("end", [b"", b"\\"])
 def test_a_text_that_is_not_closed_is_looked_at_once(end: bytes) -> None:
     begin = time.process_time()
-    with pytest.raises(RequestError, match="invalid_json|JSON|truncated"):
+    with pytest.raises(RequestError, match="truncated"):
         decode_request(CompletionRequest, b'{"prompt":"' + b'\\"[' * 200_000 + end)
     assert time.process_time() - begin < 0.5  # minutes where every quote begins a search
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from xllm.hardware.kernels.triton.linear import PackedLinear
 
 FP8 = torch.float8_e4m3fn
-FP8_MAX = 448.0
 BLOCK = 128  # outputs and inputs of a weight that share a scale, columns of a token that do
 MAX_STREAMED_FP8_TOKENS = 64
 _UNIT = 16  # the library's product wants both widths in multiples of it, and rows of block scales
