@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 from hypothesis import given
@@ -66,3 +67,33 @@ def test_every_chunking_gives_the_same_text_and_stop(text, stops, cuts, include)
 @pytest.mark.parametrize("pieces", [["one t", "wo"], ["one tw", "o"], ["one ", "two"]])
 def test_no_part_of_a_stop_is_ever_shown(pieces):
     assert "".join(run(["two"], pieces)[0]) == "one "
+
+
+def test_stops_that_almost_match_for_long_cost_no_more_than_the_text():
+    # A search from every held character would look at 60 x 4,000 x 4,000 of them for each piece.
+    near = ["--x" + chr(97 + i % 26) * 4000 + str(i) for i in range(60)]
+    matcher = StopMatcher([*near, "-" * 4000 + "b"])
+    begin = time.perf_counter()
+    shown = [matcher.push("-" * 64) for _ in range(100)]
+    assert time.perf_counter() - begin < 2.0  # 0.05 s
+    assert "".join(shown) == "-" * 2400
+    assert matcher.flush() == "-" * 4000
+    assert matcher.matched is None
+
+
+@given(
+    pieces=st.lists(st.text("ab", max_size=12), max_size=12),
+    stop=st.text("ab", min_size=3, max_size=12),
+)
+def test_what_is_held_back_is_what_may_begin_a_stop(pieces, stop):
+    matcher = StopMatcher([stop])
+    text = shown = ""
+    for piece in pieces:
+        text += piece
+        shown += matcher.push(piece)
+        if matcher.matched is not None:
+            assert shown == text[: text.index(stop)]
+            return
+        assert stop not in text
+        held = max(n for n in range(len(stop)) if text.endswith(stop[:n]))
+        assert shown == text[: len(text) - held]
