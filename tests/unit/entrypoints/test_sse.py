@@ -40,6 +40,16 @@ def test_chunks_are_events_and_done_comes_once_at_the_end() -> None:
     assert done == "[DONE]"
 
 
+@pytest.mark.parametrize("end", ["\x85", "\u2028", "\u2029"])
+def test_no_event_has_what_python_takes_for_the_end_of_a_line(end: str) -> None:
+    text = f"a{end}b {end}–é"
+    stack = streaming(stream_of([{"i": text}]))
+    response = call(app_of(stack), "POST", PATH, json=BODY)
+    event, done = [line for line in response.text.splitlines() if line]
+    assert json.loads(event.removeprefix("data: "))["i"] == text
+    assert done == "data: [DONE]"
+
+
 def test_an_error_after_the_headers_is_one_event_then_the_end() -> None:
     stack = streaming(stream_of([{"i": 0}], error=RequestError(500, "the engine is dead")))
     response = call(app_of(stack), "POST", PATH, json=BODY)

@@ -11,7 +11,8 @@ from starlette.types import Scope
 
 from xllm.frontend.protocol.errors import RequestError
 
-_encode = msgspec.json.Encoder().encode
+_json = msgspec.json.Encoder().encode
+_LINE_ENDS = tuple((end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029")
 _ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
 
 
@@ -40,6 +41,19 @@ class Dialect:
     def end(self) -> bytes:
         """What follows the last event of a stream that went well."""
         return b"" if self.named_events else b"data: [DONE]\n\n"
+
+
+def _encode(chunk: Any) -> bytes:
+    """JSON on one line, for whatever counts as the end of one.
+
+    Clients that cut decoded text into lines may end one at U+0085, U+2028 and U+2029 too (Python's
+    ``str.splitlines``, and with it ``httpx.Response.iter_lines``), so these are escaped.
+    """
+    text = _json(chunk)
+    if b"\xe2\x80" in text or b"\xc2\x85" in text:  # never but inside of a JSON string
+        for raw, escaped in _LINE_ENDS:
+            text = text.replace(raw, escaped)
+    return text
 
 
 def dialect_of(scope: Scope) -> Dialect:
