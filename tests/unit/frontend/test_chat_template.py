@@ -53,6 +53,12 @@ def test_a_template_that_drops_the_final_message_cannot_continue_it():
         template.render([USER, {"role": "assistant", "content": "x"}], continue_final_message=True)
 
 
+@pytest.mark.parametrize("name", ["self", "names", "max_chars", "args", "", "a b"])
+def test_a_variable_may_have_any_name(name):
+    text = ChatTemplate(CHATML).render([USER], variables={name: "x"}, add_generation_prompt=False)
+    assert text == "<|im_start|>user\nHi<|im_end|>\n"
+
+
 def test_a_refusal_carries_the_templates_own_sentence():
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(ValueError, match="messages cannot be rendered: roles must alternate"):

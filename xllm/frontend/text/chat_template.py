@@ -92,14 +92,15 @@ class ChatTemplate:
         if continue_final_message:
             mark = f"<{secrets.token_hex(12)}>"
             messages = [*messages[:-1], _with_mark(messages[-1], mark)]
-        text = self._render(
-            max_chars,
-            **dict(variables or {}),
-            messages=list(messages),
-            tools=list(tools) if tools else None,
-            add_generation_prompt=add_generation_prompt,
+        # One mapping, not keywords: a request may call its variables what it likes.
+        names = {
+            **(variables or {}),
+            "messages": list(messages),
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
             **self._tokens,
-        )
+        }
+        text = self._render(names, max_chars)
         if not mark:
             return text
         kept, found, _ = text.rpartition(mark)
@@ -110,12 +111,12 @@ class ChatTemplate:
             )
         return kept
 
-    def _render(self, max_chars: int | None, **names: Any) -> str:
+    def _render(self, names: Mapping[str, Any], max_chars: int | None) -> str:
         deadline = time.monotonic() + RENDER_SECONDS
         pieces = []
         length = 0
         try:
-            for piece in self._template.generate(**names):
+            for piece in self._template.generate(names):
                 pieces.append(piece)
                 length += len(piece)
                 if max_chars is not None and length > max_chars:
