@@ -184,6 +184,7 @@ class TestRefusals:
         [
             ({"quant_method": "gptq"}, "quantized with 'gptq' are not supported"),
             (BLOCKS | {"weight_block_size": [64, 128]}, r"weight_block_size must be \[128, 128\]"),
+            (BLOCKS | {"weight_block_size": 128}, r"weight_block_size must be \[128, 128\]"),
             (
                 {
                     "quant_method": "compressed-tensors",

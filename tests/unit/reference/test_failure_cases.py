@@ -13,7 +13,7 @@ from tests.contract.parsers.samples import REASONING_SAMPLES, TOOL_SAMPLES
 
 TESTS = Path(__file__).parents[2]
 PAGE = TESTS.parent / "docs" / "reference" / "failure-cases.md"
-# Cases that are checked by unit or proc, by prefix.
+# Cases that look at our own classes or processes, by prefix.
 CASES = {
     "API": (30, 32),
     "STR": (20, 21, 23, 24),

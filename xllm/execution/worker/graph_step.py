@@ -61,8 +61,8 @@ class GraphStep:
 
     def rehearsals(self) -> list[Callable[[], object]]:
         """Work that launches every kernel of the graphs, and those of sampling after them."""
-        first, *others = self._runner.rehearsals()
-        return [lambda: self._sampler.rehearse(first().logits), *others]
+        most, *others = self._runner.rehearsals()
+        return [lambda: self._sampler.rehearse(most().logits), *others]
 
     def capture(self, progress: Callable[[int, int], None]) -> None:
         """Capture the graphs; told how many are done of how many.

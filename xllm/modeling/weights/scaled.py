@@ -80,7 +80,7 @@ def _check_group(name: str, weights: dict[str, Any]) -> None:
 
 
 def _check_blocks(shape: Any) -> None:
-    if shape is not None and list(shape) != [BLOCK, BLOCK]:
+    if shape not in (None, [BLOCK, BLOCK]):
         raise ValueError(f"config.json: weight_block_size must be [{BLOCK}, {BLOCK}], got {shape}")
 
 

@@ -101,9 +101,10 @@ class FullGraphRunner:
         self.num_padding_rows = 0
 
     def rehearsals(self) -> list[Callable[[], DecodeOutput]]:
-        """Work that launches every kernel of the graphs: one row, few, and many."""
-        sizes = [(size, False) for size in {*self._buckets[:2], self._buckets[-1]}]
-        sizes += [(size, True) for size in {*self._prefix_buckets[:1], *self._prefix_buckets[-1:]}]
+        """Work that launches every kernel of the graphs: many rows, few, and one."""
+        plain = sorted({*self._buckets[:2], self._buckets[-1]}, reverse=True)
+        shared = {*self._prefix_buckets[:1], *self._prefix_buckets[-1:]}
+        sizes = [(size, False) for size in plain] + [(size, True) for size in shared]
         return [
             functools.partial(self._decode, size, shares, rehearsal=True) for size, shares in sizes
         ]

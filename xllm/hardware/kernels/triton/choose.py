@@ -122,7 +122,7 @@ def _mass(logits_row, vocab_size, best, inverse_temperature, most, bound, BLOCK:
     return tl.sum(acc, axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["keys_stride"])
 def _choose_kernel(
     logits_ptr,  # (M, V)
     inverse_temperature_ptr,  # (M,) or None
