@@ -291,7 +291,7 @@ def measure(setting: Setting, schema: str) -> dict[str, float]:
     }
 
 
-def best_of(repeats: int, run: Callable[[], dict[str, float]]) -> dict[str, float]:
+def median_of(repeats: int, run: Callable[[], dict[str, float]]) -> dict[str, float]:
     """The run with the median ratio: neighbours on the machine disturb single runs."""
     runs = sorted((run() for _ in range(repeats)), key=lambda figures: figures["ratio"])
     return runs[len(runs) // 2]
@@ -307,7 +307,7 @@ def report(setting: Setting, repeats: int) -> tuple[dict[str, dict[str, float]],
     print(f"{'schema':14} " + " ".join(f"{name:>10}" for name in names))
     found = {}
     for schema in SCHEMAS:
-        figures = found[schema] = best_of(repeats, lambda s=schema: measure(setting, s))
+        figures = found[schema] = median_of(repeats, lambda s=schema: measure(setting, s))
         print(f"{schema:14} " + " ".join(f"{value:10.3f}" for value in figures.values()))
     missed = any(figures["ratio"] > TARGET for figures in found.values())
     print(f"target: ratio <= {TARGET}: {'MISSED' if missed else 'met'}")

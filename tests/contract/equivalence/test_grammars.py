@@ -180,12 +180,8 @@ def test_masks_wait_for_nobody(truth: Truth, monkeypatch: pytest.MonkeyPatch):
             request(1, [5], 9),
         ]
     )
-    steady = [
-        "schedule",
-        "fill",
-        "execute",
-        "commit",
-    ]  # the masks of a step, the forward of the next
+    # The masks of a step, then the forward pass of the next.
+    steady = ["schedule", "fill", "execute", "commit"]
     assert log[:6] == ["schedule", "execute", *steady]
     assert log[2:26] == steady * 6
 
