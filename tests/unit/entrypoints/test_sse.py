@@ -188,6 +188,42 @@ def test_headers_without_end_are_refused(piece: bytes) -> None:
     asyncio.run(scenario())
 
 
+def test_headers_without_end_behind_other_requests_are_refused() -> None:
+    async def scenario() -> None:
+        async with Running(FakeStack()) as server:
+            get = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+            reader, writer = await server.send((get + b"\r\n") * 3 + get + b"A: ")
+            for _ in range(70):
+                writer.write(b"x" * 1000)
+                await writer.drain()
+                await asyncio.sleep(0)
+            answer = await asyncio.wait_for(reader.read(), 5.0)
+            assert b"HTTP/1.1 431 " in answer
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("cut", [0, 5, 20, 40])
+def test_requests_sent_ahead_are_served_however_many_arrive_together(cut: int) -> None:
+    async def scenario() -> None:
+        async with Running(FakeStack()) as server:
+            get = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+            body = b"x" * 90_000  # not JSON, so one answer of 400 among those of 200
+            post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n"
+            last = get + b"Connection: close\r\n\r\n"
+            sent = (get + b"\r\n") * 2500 + post + body + last[:cut]
+            reader, writer = await server.send(sent)
+            answer = asyncio.create_task(reader.read())
+            await asyncio.sleep(0.2)
+            writer.write(last[cut:])
+            read = await asyncio.wait_for(answer, 20.0)
+            assert read.count(b"HTTP/1.1 200 ") == 2501
+            assert read.count(b"HTTP/1.1 400 ") == 1
+            assert read.count(b"HTTP/1.1 ") == 2502
+
+    asyncio.run(scenario())
+
+
 def test_a_connection_that_never_asks_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xllm.entrypoints.http.security.HEADER_TIMEOUT_SECONDS", 0.1)
 

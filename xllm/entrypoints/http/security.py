@@ -89,6 +89,8 @@ class GuardedHttpProtocol(HttpToolsProtocol):
     """uvicorn's HTTP parser with a bound on header bytes and on the time to send them."""
 
     _in_headers = True
+    _between_requests = True
+    _num_begun = 0  # requests that began in the piece being parsed
     _header_bytes = 0
     _header_timer: asyncio.TimerHandle | None = None
 
@@ -104,8 +106,15 @@ class GuardedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse; refuse a request whose headers have no end."""
+        alone = self._between_requests
+        self._num_begun = 0
         super().data_received(data)
-        self._header_bytes = self._header_bytes + len(data) if self._in_headers else 0
+        if self._num_begun > alone or not self._in_headers:
+            # Where a request's headers begin behind another request, this piece is not counted:
+            # how much of it is theirs is unknown, and the next one tells.
+            self._header_bytes = 0
+        else:
+            self._header_bytes += len(data)
         if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self.transport.write(
                 STATUS_LINE[431] + b"content-length: 0\r\nconnection: close\r\n\r\n"
@@ -127,6 +136,8 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         """The first byte of a request."""
         super().on_message_begin()
         self._in_headers = True
+        self._between_requests = False
+        self._num_begun += 1
         if self._header_timer is None:
             self._start_timer()
 
@@ -135,6 +146,11 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._stop_timer()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request's last byte."""
+        super().on_message_complete()
+        self._between_requests = True
 
     def _start_timer(self) -> None:
         self._header_timer = self.loop.call_later(HEADER_TIMEOUT_SECONDS, self.transport.close)
