@@ -127,6 +127,7 @@ def test_an_alias_sets_the_same_option():
         ("shutdown_timeout", float("inf")),
         ("dtype", "int3"),
         ("port", 65536),
+        ("otlp_traces_endpoint", "localhost:4318"),
     ],
 )
 def test_a_senseless_value_is_refused_naming_the_flag(name, value):

@@ -115,6 +115,13 @@ def test_losing_a_race_takes_the_winners_model(model, tmp_path, monkeypatch):
     assert leftovers(tmp_path) == ["tiny-1.0"]
 
 
+def test_a_cache_that_cannot_be_made_is_named(model, tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("XLLM_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(RuntimeError, match=r"file/cache/models cannot be made .*XLLM_CACHE"):
+        bundled.pull("tiny")
+
+
 def test_unknown_name_lists_the_known():
     with pytest.raises(
         ValueError, match="no bundled model 'x'; known: smollm2, gemma3-270m, minilm"

@@ -9,6 +9,7 @@ import safetensors.torch
 import torch
 
 from xllm.core.config.model import ModelConfig
+from xllm.modeling.weights.bundled import BUNDLED, BundledModel, Wheel
 from xllm.modeling.weights.source import resolve_model
 
 CONFIG = {"model_type": "llama", "eos_token_id": 7}
@@ -134,6 +135,25 @@ def test_dummy_needs_no_weights(folder):
 def test_unknown_name_says_what_was_looked_for():
     with pytest.raises(ValueError, match=r"'nonsense' is no local folder.*smollm2.*owner/name"):
         resolve("nonsense")
+
+
+@pytest.mark.parametrize("name", ["./nonsense", "../nonsense/model", "/nonsense/model.gguf", "~/x"])
+def test_a_path_that_is_not_there_is_said_to_be_so(name):
+    with pytest.raises(ValueError, match=rf"there is no '{name}'"):
+        resolve(name)
+
+
+def test_a_bundled_model_may_bring_sampling_defaults(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("XLLM_CACHE", str(tmp_path / "cache"))
+    wheel = Wheel("tiny", "1.0", sha256="", num_bytes=0, members=())
+    tiny = BundledModel("tiny", "", "", "", (wheel,), "", {}, {"temperature": 0.2, "top_k": 5})
+    monkeypatch.setitem(BUNDLED, "tiny", tiny)
+    write(folder / "generation_config.json", {"top_k": 9})
+    (tmp_path / "cache" / "models").mkdir(parents=True)
+    folder.rename(tmp_path / "cache" / "models" / "tiny-1.0")
+    assert resolve("tiny").generation_config == {"temperature": 0.2, "top_k": 9}
+    by_path = resolve(tmp_path / "cache" / "models" / "tiny-1.0")
+    assert by_path.generation_config == {"top_k": 9}
 
 
 def test_hub_id_offline_is_a_clear_error(monkeypatch, tmp_path):

@@ -117,6 +117,8 @@ def read_file(path: Path, known: Mapping[str, Option]) -> dict[str, Any]:
         text = path.read_text()
     except OSError as error:
         raise ValueError(f"--config {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"--config {path}: not UTF-8 text") from None
     data = _parse(path, text)
     if not isinstance(data, dict):
         raise ValueError(f"--config {path}: must hold a mapping of option names to values")

