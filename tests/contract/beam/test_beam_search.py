@@ -22,7 +22,7 @@ def pair(tmp_path_factory):
     with torch.no_grad():  # ends are likely enough to matter
         reference.lm_head.weight[END] *= 1.5
     reference.save_pretrained(folder)
-    with LLM(str(folder), num_kv_tokens=1024, num_threads=1) as model:
+    with LLM(str(folder), num_kv_tokens=1024, num_threads=1, dtype="float32") as model:
         yield reference, model
 
 
