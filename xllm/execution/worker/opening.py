@@ -76,6 +76,7 @@ def open_model(
             progress=lambda done, total: progress(phase, done / max(total, 1)),
         )
     dtype = resources.cache_dtype(config.cache, model.dtype)
+    resources.check_cache_scales(model, dtype)
     block_size = config.cache.block_size or backend.preferred_block_size
     groups = cache_groups(model, block_size, dtype.itemsize)
     if groups:

@@ -155,9 +155,7 @@ class Worker:
     def _allocate(self, opened: OpenedModel[CausalLM]) -> _Started:
         model, backend, groups = opened.model, opened.backend, opened.groups
         max_rows = self._config.scheduler.max_num_seqs
-        dtype = opened.cache_dtype
-        resources.check_cache_scales(model, dtype)
-        storage = CacheStorage.allocate(groups, backend, dtype, self._device)
+        storage = CacheStorage.allocate(groups, backend, opened.cache_dtype, self._device)
         graphs = resources.open_graphs(self._config.execution, opened.platform, backend)
         rows = Rows(max_rows, model.config.max_len, groups, self._device)
         sampler = Sampler(max_rows, model.vocab_size, self._device, self._grammars)
