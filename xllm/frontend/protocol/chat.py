@@ -87,9 +87,9 @@ class TokenLogprob(msgspec.Struct, gc=False):
 
 
 class ChatLogprobs(msgspec.Struct, gc=False):
-    """Logprobs of the tokens of one choice or delta."""
+    """Logprobs of the tokens of one choice or delta; many are JSON text already."""
 
-    content: list[TokenLogprob]
+    content: list[TokenLogprob] | list[msgspec.Raw]
 
 
 class CalledFunction(msgspec.Struct):

@@ -25,11 +25,14 @@ class CompletionRequest(CommonFields, kw_only=True):
 
 
 class CompletionLogprobs(msgspec.Struct, gc=False):
-    """Parallel lists, one entry per token; ``text_offset`` counts characters of the text."""
+    """Parallel lists, one entry per token; ``text_offset`` counts characters of the text.
+
+    Where they are many, the entries of ``top_logprobs`` are JSON text already.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
+    top_logprobs: list[Any]
     text_offset: list[int]
 
 

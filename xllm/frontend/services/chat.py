@@ -81,6 +81,14 @@ class _Answer:
         self._usage = ChunkUsage(body.stream_options, lambda: conversation.usage)
         self._begun: set[int] = set()
 
+    def num_entries(self, news: list[ChoiceDelta]) -> int:
+        """Logprob entries of the news, and of the prompt if that is shown with them."""
+        if not (self._logprobs or self._prompt_logprobs):
+            return 0
+        return sum(len(delta.entries) for delta in news) + (
+            len(self._conversation.prompt_logprobs) if self._prompt_logprobs else 0
+        )
+
     def whole(self, news: list[ChoiceDelta]) -> ChatCompletion:
         """The answer in one piece, from its only news."""
         completion = ChatCompletion(

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 # How long a streaming answer may wait for the engine's first word before its headers go out.
 SETTLE_SECONDS = 1.0
+# Shaping a logprob entry with its alternatives takes up to 50 microseconds: more of them than this
+# are shaped in a thread. A whole answer may bring hundreds of thousands, and so may news of a
+# stream whose reader stalled.
+_INLINE_ENTRIES = 256
 
+T = TypeVar("T")
 NewsT = TypeVar("NewsT")
 ChunkT = TypeVar("ChunkT")
 WholeT = TypeVar("WholeT", covariant=True)
@@ -28,6 +35,9 @@ class NewsReader(Protocol[NewsT]):
 class ChunkMaker(Protocol[NewsT, ChunkT]):
     """Shapes an API's chunks."""
 
+    def num_entries(self, news: list[NewsT]) -> int:
+        """Logprob entries that the chunks for these news will show."""
+
     def chunks(self, news: list[NewsT]) -> list[ChunkT]:
         """Chunks for news that arrived together; may be empty."""
 
@@ -37,6 +47,9 @@ class ChunkMaker(Protocol[NewsT, ChunkT]):
 
 class WholeMaker(Protocol[NewsT, WholeT]):
     """Shapes an API's answer in one piece."""
+
+    def num_entries(self, news: list[NewsT]) -> int:
+        """Logprob entries that the answer will show."""
 
     def whole(self, news: list[NewsT]) -> WholeT:
         """The answer, from its only news."""
@@ -62,7 +75,10 @@ class ChunkStream(Generic[ChunkT]):
             while not self._ended:
                 news = await self._reader.read()
                 self._ended = not news
-                chunks = self._maker.chunks(news) if news else self._maker.closing()
+                if news:
+                    chunks = await _shape(self._maker.num_entries(news), self._maker.chunks, news)
+                else:
+                    chunks = self._maker.closing()
                 if chunks:
                     return chunks
         except BaseException:
@@ -83,7 +99,8 @@ async def read_whole(reader: NewsReader[NewsT], maker: WholeMaker[NewsT, WholeT]
         RequestError: the request was refused or failed.
     """
     try:
-        return maker.whole(await reader.read())
+        news = await reader.read()
+        return await _shape(maker.num_entries(news), maker.whole, news)
     except BaseException:
         reader.close()
         raise
@@ -103,3 +120,10 @@ async def open_stream(
         reader.close()
         raise
     return ChunkStream(reader, maker)
+
+
+async def _shape(num_entries: int, shape: Callable[[list[NewsT]], T], news: list[NewsT]) -> T:
+    """Call ``shape`` here, or in a thread where it would hold up the event loop."""
+    if num_entries <= _INLINE_ENTRIES:
+        return shape(news)
+    return await asyncio.to_thread(shape, news)

@@ -108,6 +108,19 @@ class _Answer:
         self._echoed: set[int] = set()
         self._echo_text: dict[int, str] = {}
 
+    def num_entries(self, news: list[PromptDelta]) -> int:
+        """Logprob entries of the news, and of the prompts that are shown with them."""
+        if not (self._logprobs or self._prompt_logprobs):
+            return 0
+        total = sum(len(delta.entries) for _, delta in news)
+        if self._echo or self._prompt_logprobs:
+            total += sum(
+                self._answers[prompt].num_prompt_tokens
+                for prompt, delta in news
+                if prompt * self._n + delta.index not in self._echoed
+            )
+        return total
+
     def whole(self, news: list[PromptDelta]) -> Completion:
         """The answer in one piece, from its only news."""
         by_prompt: dict[int, list[ChoiceDelta]] = {}

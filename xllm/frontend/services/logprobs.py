@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
 
 from xllm.frontend.output.logprobs import TokenEntry
 from xllm.frontend.protocol.chat import ChatLogprobs, TokenLogprob, TopLogprob
@@ -10,25 +13,39 @@ from xllm.frontend.protocol.completions import CompletionLogprobs
 from xllm.frontend.text.detokenizer import Detokenizer
 from xllm.frontend.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
+
+# Encoding an entry with its alternatives takes microseconds, all of an answer in one call that lets
+# nothing else run. Of more entries than this each is encoded as it is made, in the thread that
+# makes them; that also keeps a twentieth of the memory.
+_MANY = 32
+_encode = msgspec.json.Encoder().encode
+
+
+def shown(
+    entries: Sequence[TokenEntry], show: Callable[[TokenEntry], T]
+) -> list[T] | list[msgspec.Raw]:
+    """What ``show`` makes of each entry, as JSON text where they are many."""
+    if len(entries) <= _MANY:
+        return [show(entry) for entry in entries]
+    return [msgspec.Raw(_encode(show(entry))) for entry in entries]
+
 
 def chat_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer) -> ChatLogprobs:
     """Chat shape. ``bytes`` joined over all tokens are the answer's bytes."""
-    return ChatLogprobs(
-        [
-            TokenLogprob(
-                tokenizer.printable(entry.token_id),
-                entry.logprob if entry.logprob is not None else 0.0,
-                list(tokenizer.bytes_of(entry.token_id)),
-                [
-                    TopLogprob(
-                        tokenizer.printable(token_id), value, list(tokenizer.bytes_of(token_id))
-                    )
-                    for token_id, value in entry.alternatives
-                ],
-            )
-            for entry in entries
-        ]
-    )
+
+    def show(entry: TokenEntry) -> TokenLogprob:
+        return TokenLogprob(
+            tokenizer.printable(entry.token_id),
+            entry.logprob if entry.logprob is not None else 0.0,
+            list(tokenizer.bytes_of(entry.token_id)),
+            [
+                TopLogprob(tokenizer.printable(token_id), value, list(tokenizer.bytes_of(token_id)))
+                for token_id, value in entry.alternatives
+            ],
+        )
+
+    return ChatLogprobs(shown(entries, show))
 
 
 def completion_logprobs(
@@ -45,7 +62,7 @@ def completion_logprobs(
     return CompletionLogprobs(
         tokens=[tokenizer.printable(entry.token_id) for entry in entries],
         token_logprobs=[entry.logprob for entry in entries],
-        top_logprobs=[_alternatives(entry, tokenizer) for entry in entries],
+        top_logprobs=shown(entries, lambda entry: _alternatives(entry, tokenizer)),
         text_offset=[offset + shift for offset in offsets],
     )
 

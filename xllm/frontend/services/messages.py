@@ -88,6 +88,10 @@ class _Answer:
         self._ending = StopDelta(None, None)
         self._begun = False
 
+    def num_entries(self, news: list[ChoiceDelta]) -> int:
+        """None: the API has no logprobs."""
+        return 0
+
     def whole(self, news: list[ChoiceDelta]) -> Message:
         """The message, from its only news."""
         for delta in news:

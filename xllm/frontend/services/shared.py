@@ -13,6 +13,7 @@ from xllm.frontend.output.logprobs import TokenEntry
 from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.protocol.sampling import CommonFields, StreamOptions
 from xllm.frontend.protocol.usage import PromptTokensDetails, Usage
+from xllm.frontend.services.logprobs import shown
 from xllm.frontend.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -77,7 +78,9 @@ class ChunkUsage:
 
 def shown_prompt_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer) -> list[Any]:
     """vLLM's ``prompt_logprobs``: per prompt token a map of candidates, null for the first."""
-    return [None if entry.logprob is None else _candidates(entry, tokenizer) for entry in entries]
+    return shown(
+        entries, lambda entry: None if entry.logprob is None else _candidates(entry, tokenizer)
+    )
 
 
 def _candidates(entry: TokenEntry, tokenizer: Tokenizer) -> dict[str, Any]:
