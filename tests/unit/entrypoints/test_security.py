@@ -76,6 +76,31 @@ def test_a_large_body_is_413_before_it_is_read(declared: bool) -> None:
     assert len(sent) <= 4
 
 
+@pytest.mark.parametrize("pause", [0.01, 5.0])
+def test_a_body_that_does_not_come_to_an_end_is_408(
+    pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither one that stalls nor one that trickles."""
+    monkeypatch.setattr("xllm.entrypoints.http.security.BODY_TIMEOUT_SECONDS", 0.2)
+    app = app_of(FakeStack(), request_timeout=0.5)
+
+    async def chunks() -> Any:
+        for _ in range(500):
+            yield b" "
+            await asyncio.sleep(pause)
+
+    async def scenario() -> None:
+        begin = time.monotonic()
+        async with client_of(app) as client:
+            response = await client.post("/v1/completions", content=chunks())
+        assert response.status_code == 408
+        assert response.headers["connection"] == "close"
+        error_of(response)
+        assert time.monotonic() - begin < 3.0
+
+    asyncio.run(scenario())
+
+
 def test_only_named_origins_may_call_from_a_browser() -> None:
     app = app_of(FakeStack(), api_key=[KEY], allowed_origins=["http://localhost:3000"])
     ask = {

@@ -19,6 +19,7 @@ logger = get_logger(__name__)
 # Headers that go with a status; Retry-After says in seconds when to try again.
 _HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
+    408: {"Connection": "close"},  # the rest of the body may come at any time
     429: {"Retry-After": "1"},
     503: {"Retry-After": "5"},
 }

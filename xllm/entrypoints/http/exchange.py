@@ -59,8 +59,8 @@ async def exchange(
         TimeoutError: the answer took longer than the server allows.
     """
     config: ServerConfig = request.app.state.config
-    body = decode_request(schema, await read_body(request, config.max_body_bytes))
     timeout = config.request_timeout or None
+    body = decode_request(schema, await read_body(request, config.max_body_bytes, timeout))
     answer = await _until_disconnect(request, handle(body), timeout)
     if hasattr(answer, "__aiter__"):
         return SseResponse(answer, timeout_seconds=timeout)

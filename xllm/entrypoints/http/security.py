@@ -60,29 +60,37 @@ def require_key(request: Request) -> None:
         raise RequestError(401, "a valid API key is needed: Authorization: Bearer KEY")
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
+async def read_body(
+    request: Request, max_bytes: int, timeout_seconds: float | None = None
+) -> bytes:
     """The request body, refused as soon as it is known to be too large.
 
+    Args:
+        request: whose body nobody has read.
+        max_bytes: its largest size.
+        timeout_seconds: for all of it, however steadily its pieces come; None for no limit.
+
     Raises:
-        RequestError: 413 above ``max_bytes``, 408 when the client stalls.
+        RequestError: 413 above ``max_bytes``, 408 when the client stalls or takes too long.
     """
     too_large = RequestError(413, f"the request body is larger than {max_bytes} bytes")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise too_large
     body = bytearray()
-    while True:
-        try:
-            message = await asyncio.wait_for(request.receive(), BODY_TIMEOUT_SECONDS)
-        except TimeoutError:
-            raise RequestError(408, "the request body did not arrive in time") from None
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        body += message.get("body", b"")
-        if len(body) > max_bytes:
-            raise too_large
-        if not message.get("more_body", False):
-            return bytes(body)
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            while True:
+                message = await asyncio.wait_for(request.receive(), BODY_TIMEOUT_SECONDS)
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                body += message.get("body", b"")
+                if len(body) > max_bytes:
+                    raise too_large
+                if not message.get("more_body", False):
+                    return bytes(body)
+    except TimeoutError:
+        raise RequestError(408, "the request body did not arrive in time") from None
 
 
 class GuardedHttpProtocol(HttpToolsProtocol):
