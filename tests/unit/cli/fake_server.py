@@ -1,5 +1,6 @@
 """A server with the OpenAI API's shape whose every answer is scripted, on a thread of its own."""
 
+import contextlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +27,10 @@ class FakeServer:
             def setup(self) -> None:
                 owner.num_connections += 1
                 super().setup()
+
+            def handle(self) -> None:
+                with contextlib.suppress(ConnectionError):  # the client stopped reading
+                    super().handle()
 
             def log_message(self, *args: object) -> None:
                 pass

@@ -85,3 +85,11 @@ def test_capacity_is_that_of_the_scarcest_group():
 def test_concurrency_counts_sequences_of_the_whole_context():
     groups = fit_blocks_to_tokens([FULL], 1536, DEMAND)
     assert max_concurrency(groups, DEMAND) == 1.5
+
+
+def test_steps_in_flight_count_once_for_all_sequences_of_a_window_group():
+    # 3 windows of 10 blocks, and 8 blocks of two steps of 64 tokens
+    three = CacheGroup(spec=WINDOW.spec, layers=(1,), num_blocks=3 * 10 + 8 + 1)
+    assert max_concurrency([three], DEMAND) == 3
+    plenty = fit_blocks_to_tokens([FULL, WINDOW], 1 << 20, DEMAND)
+    assert max_concurrency(plenty, DEMAND) == DEMAND.max_num_seqs

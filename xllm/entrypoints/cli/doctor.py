@@ -36,7 +36,10 @@ REQUIRED = (
     "prometheus-client",
     "tqdm",
 )
-_OPTIONAL = {"pyyaml": ("YAML files for --config", "pip install 'xllm[yaml]'")}
+_OPTIONAL = {
+    "llguidance": ("structured output and forced tool calls", "pip install 'xllm[structured]'"),
+    "pyyaml": ("YAML files for --config", "pip install 'xllm[yaml]'"),
+}
 _MIN_FREE_BYTES = 1 << 30
 _MIN_FILES = 4096
 _PORT = 8000

@@ -42,9 +42,13 @@ def _useful_blocks(spec: CacheSpec, demand: CacheDemand) -> int | None:
     """Blocks beyond which a group is never short; None where there is no such bound."""
     if spec.window is None:
         return None
-    per_sequence = blocks_for(spec.window - 1, spec.block_size) + 2
     in_flight = blocks_for(_STEPS_IN_FLIGHT * demand.max_step_tokens, spec.block_size)
-    return demand.max_num_seqs * per_sequence + in_flight
+    return demand.max_num_seqs * _window_blocks(spec.window, spec.block_size) + in_flight
+
+
+def _window_blocks(window: int, block_size: int) -> int:
+    """Most blocks that a sequence's window touches, with the token being written."""
+    return blocks_for(window - 1, block_size) + 2
 
 
 def fit_blocks_to_tokens(
@@ -115,6 +119,16 @@ def capacity_tokens(groups: Sequence[CacheGroup], demand: CacheDemand) -> int:
 def max_concurrency(groups: Sequence[CacheGroup], demand: CacheDemand) -> float:
     """Sequences of ``max_model_len`` tokens that fit at once."""
     return min(
-        ((group.num_blocks - 1) / max_blocks_per_sequence(group.spec, demand) for group in groups),
+        (_concurrency(group, demand) for group in groups),
         default=float(demand.max_num_seqs),  # nothing is cached
     )
+
+
+def _concurrency(group: CacheGroup, demand: CacheDemand) -> float:
+    spec, usable = group.spec, group.num_blocks - 1
+    whole = usable / blocks_for(demand.max_model_len, spec.block_size)
+    if spec.window is None:
+        return whole
+    # The steps in flight are the sequences' together: they count once, windows count for each.
+    in_flight = blocks_for(_STEPS_IN_FLIGHT * demand.max_step_tokens, spec.block_size)
+    return max(whole, (usable - in_flight) / _window_blocks(spec.window, spec.block_size))
