@@ -440,7 +440,7 @@ def test_auto_finds_the_models_own_formats(model_type, template, tools, reasonin
 
 @pytest.mark.parametrize("find", [tool_format, reasoning_format])
 def test_an_unknown_parser_lists_the_known(find):
-    with pytest.raises(ValueError, match=r"unknown .* parser 'nope'; known: .*gpt_oss"):
+    with pytest.raises(ValueError, match=r"unknown --.*-parser 'nope'; known: .*gpt_oss"):
         find("nope", "", "")
 
 
