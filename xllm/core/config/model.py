@@ -43,7 +43,8 @@ class ModelConfig:
     )
     load_format: str = option(
         "auto",
-        "Checkpoint format; dummy fills seeded random weights from the config alone.",
+        "Checkpoint format; dummy fills seeded random weights from the config alone (a model "
+        "without a tokenizer needs --tokenizer then, and smollm2 will do).",
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
     max_model_len: int | None = option(
