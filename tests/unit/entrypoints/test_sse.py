@@ -193,6 +193,9 @@ def test_headers_without_end_behind_other_requests_are_refused() -> None:
         async with Running(FakeStack()) as server:
             get = b"GET /health HTTP/1.1\r\nHost: x\r\n"
             reader, writer = await server.send((get + b"\r\n") * 3 + get + b"A: ")
+            served = b""
+            while served.count(b"HTTP/1.1 200 ") < 3:
+                served += await asyncio.wait_for(reader.read(1 << 16), 5.0)
             for _ in range(66):  # not many more: unread ones would reset the connection
                 writer.write(b"x" * 1000)
                 await writer.drain()
