@@ -1,6 +1,7 @@
 """Requests made to cost much or to leave something behind."""
 
 import asyncio
+import threading
 import time
 
 import msgspec
@@ -16,6 +17,7 @@ from xllm.frontend.protocol.completions import CompletionRequest
 from xllm.frontend.protocol.decode import decode_request
 from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.protocol.responses import InputItem
+from xllm.frontend.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from xllm.frontend.services.adapters import AdapterService
 from xllm.frontend.services.shared import off_loop
 
@@ -125,7 +127,28 @@ def test_no_id_of_a_prompt_that_is_too_long_is_looked_at() -> None:
 
 
 def test_more_ids_than_anyone_has_are_not_detokenized() -> None:
-    from xllm.frontend.protocol.tokenize import DetokenizeRequest
-
     with pytest.raises(RequestError, match="tokens must have at most 131072 entries"):
         asyncio.run(Stack().tokenize.detokenize(DetokenizeRequest(tokens=[5] * (1 << 18))))
+
+
+@pytest.mark.parametrize("field", ["prompt", "content"])
+def test_a_text_longer_than_anyone_needs_is_not_tokenized(field: str) -> None:
+    text = "x" * ((1 << 20) + 1)
+    with pytest.raises(RequestError, match=f"{field} must have at most 1048576 characters"):
+        asyncio.run(Stack().tokenize.tokenize(TokenizeRequest(**{field: text})))
+
+
+def test_long_texts_do_not_keep_the_threads_of_others() -> None:
+    """However many of them there are."""
+    free = threading.Event()
+
+    async def scenario() -> str:
+        long = [asyncio.create_task(off_loop(1 << 22, lambda: free.wait(10))) for _ in range(200)]
+        await asyncio.sleep(0.05)
+        try:
+            return await asyncio.wait_for(off_loop(5000, lambda: "done"), 5)
+        finally:
+            free.set()
+            assert all(await asyncio.gather(*long))
+
+    assert asyncio.run(scenario()) == "done"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -20,6 +22,10 @@ T = TypeVar("T")
 
 # Text up to this long is rendered and tokenized in about a millisecond: no thread is worth it.
 _INLINE_CHARS = 1024
+# Text longer than this takes a tenth of a second and more, so it has two threads of its own: a few
+# such requests would hold all the others, and every other intake would wait for them.
+_LONG_CHARS = 1 << 17
+_long_intake = ThreadPoolExecutor(2, "long-intake")
 
 
 async def off_loop(num_chars: int, work: Callable[[], T]) -> T:
@@ -31,7 +37,11 @@ async def off_loop(num_chars: int, work: Callable[[], T]) -> T:
     try:
         if num_chars <= _INLINE_CHARS:
             return work()
-        return await asyncio.to_thread(work)
+        if num_chars <= _LONG_CHARS:
+            return await asyncio.to_thread(work)
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_long_intake, context.run, work)
     except RecursionError:
         raise RequestError(400, "the request is nested too deeply") from None
 

@@ -14,6 +14,7 @@ from xllm.frontend.protocol.tokenize import (
 )
 from xllm.frontend.services.shared import off_loop
 
+_MAX_CHARS = 1 << 20  # to tokenize at once, unless a context may hold more
 _MAX_IDS = 1 << 17  # to detokenize at once, unless a context is longer
 
 
@@ -33,13 +34,21 @@ class TokenizeService:
         """Token ids of ``prompt``, ``content`` or ``messages``; longer than the context is fine.
 
         Raises:
-            RequestError: none or several of them, or messages that the template refuses.
+            RequestError: none or several of them, a text of more than a million characters that no
+                context holds, or messages that the template refuses.
         """
         self._served.adapter(body.model)
         given = [v for v in (body.prompt, body.content, body.messages) if v is not None]
         if len(given) != 1:
             raise RequestError(400, "give exactly one of prompt, content and messages")
         text = body.prompt if body.prompt is not None else body.content
+        factory = self._factory
+        most = max(_MAX_CHARS, factory.limits.max_chars(factory.tokenizer.max_token_chars))
+        if text is not None and len(text) > most:
+            field = "prompt" if body.prompt is not None else "content"
+            raise RequestError.bad_field(
+                field, f"must have at most {most} characters, got {len(text)}"
+            )
         return await off_loop(intake_chars(body), lambda: self._tokenize(body, text))
 
     async def detokenize(self, body: DetokenizeRequest) -> DetokenizeResponse:
