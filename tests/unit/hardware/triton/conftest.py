@@ -1,13 +1,9 @@
-"""Without a GPU, Triton runs kernels in its interpreter, chosen before they are defined."""
+"""Where the kernels under test run."""
 
 import importlib.util
-import os
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 # CUDA builds of torch bring Triton; for others the dev extra does.
 if importlib.util.find_spec("triton") is None:
