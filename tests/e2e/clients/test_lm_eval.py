@@ -44,7 +44,7 @@ def test_loglikelihoods_are_those_of_the_model(tmp_path, monkeypatch):
         "target_delimiter": "",
         "metric_list": [{"metric": "acc"}],
     }
-    with running(folder, "--load-format", "safetensors") as server:
+    with running(folder, "--load-format", "safetensors", "--dtype", "float32") as server:
         results = lm_eval.simple_evaluate(
             model="local-completions",
             model_args={
