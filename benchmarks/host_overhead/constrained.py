@@ -308,7 +308,7 @@ def report(setting: Setting, repeats: int) -> tuple[dict[str, dict[str, float]],
     found = {}
     for schema in SCHEMAS:
         figures = found[schema] = median_of(repeats, lambda s=schema: measure(setting, s))
-        print(f"{schema:14} " + " ".join(f"{value:10.3f}" for value in figures.values()))
-    missed = any(figures["ratio"] > TARGET for figures in found.values())
-    print(f"target: ratio <= {TARGET}: {'MISSED' if missed else 'met'}")
-    return found, missed
+        columns = " ".join(f"{value:10.3f}" for value in figures.values())
+        print(f"{schema:14} {columns}  {'MISSED' if figures['ratio'] > TARGET else 'met'}")
+    print(f"target: ratio <= {TARGET}, for each schema")
+    return found, any(figures["ratio"] > TARGET for figures in found.values())

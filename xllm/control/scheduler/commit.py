@@ -29,8 +29,9 @@ class Committer:
         assert result.step_id == plan.step_id
         for index, reason in result.failed.items():
             self._quarantine(int(step.rows[plan.samples][index]), reason, 500)
-        for index, reason in result.refused.items():
-            self._quarantine(int(step.rows[plan.samples][index]), reason, 400)
+        for index, refusal in result.refused.items():
+            row = int(step.rows[plan.samples][index])
+            self._quarantine(row, refusal.reason, 400, refusal.param)
         sampled = self._take_tokens(step, result)
         self._publish(step, sampled)
         if step.num_decodes < step.rows.size:
@@ -72,12 +73,11 @@ class Committer:
         self._state.table.in_flight[step.rows] -= 1
         return step
 
-    def _quarantine(self, row: int, reason: str, status: int) -> None:
+    def _quarantine(self, row: int, reason: str, status: int, param: str | None = None) -> None:
         sequence = self._state.table.sequences[row]
         if sequence is None:
             return  # left already; the failure is that of a dropped result
         notices = self._state.notices
-        param = "structured_outputs" if reason.startswith("structured_outputs ") else None
         notices.failures.append(Failure(sequence.handle, sequence.choice, reason, status, param))
         notices.ended.append((sequence.handle, sequence.choice, FinishReason.ERROR))
         self._state.blocks.forget(row)  # suspect content: nobody may share it

@@ -126,12 +126,19 @@ class PooledRows(msgspec.Struct, frozen=True, array_like=True):
     values: Float32Array  # (R, D)
 
 
+class Refusal(msgspec.Struct, frozen=True, array_like=True):
+    """Why a request cannot go on, and the field of it that is the reason, where it is one."""
+
+    reason: str
+    param: str | None = None
+
+
 class StepResult(msgspec.Struct, frozen=True, tag="result"):
     """Sampled tokens, in the order of the plan's rows with ``samples`` set.
 
     ``failed`` maps an index into ``token_ids`` to the reason why that row must be quarantined (its
-    token is meaningless); ``refused`` likewise where the request itself is the reason: it rules
-    every token out.
+    token is meaningless); ``refused`` likewise where the request itself is the reason, because it
+    rules every token out.
     """
 
     step_id: int
@@ -139,5 +146,5 @@ class StepResult(msgspec.Struct, frozen=True, tag="result"):
     logprobs: SampledLogprobs | None = None
     prompt_logprobs: list[RowPromptLogprobs] = []
     failed: dict[int, str] = {}
-    refused: dict[int, str] = {}
+    refused: dict[int, Refusal] = {}
     pooled: PooledRows | None = None

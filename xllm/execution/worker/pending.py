@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from xllm.core.messages.worker import RowPromptLogprobs, SampledLogprobs, StepResult
+from xllm.core.messages.worker import Refusal, RowPromptLogprobs, SampledLogprobs, StepResult
 from xllm.core.utils.arrays import Int32Array
 from xllm.execution.sampling.logprobs import TokenLogprobs
 from xllm.execution.sampling.sampler import NOT_FINITE, NOTHING_LEFT, Samples
@@ -95,21 +95,22 @@ class PendingResult:
             self._entries.astype(np.int32), self._counts, *_arrays(self._logprobs)
         )
 
-    def _failures(self) -> tuple[dict[int, str], dict[int, str]]:
+    def _failures(self) -> tuple[dict[int, str], dict[int, Refusal]]:
         """Why rows have no token: faults of the engine's, and what their requests brought about."""
         best = self._best_logits.numpy()
         finite = np.isfinite(best)
         failed: dict[int, str] = {}
-        refused: dict[int, str] = {}
+        refused: dict[int, Refusal] = {}
         if not finite.all():
             for place in np.flatnonzero(~finite).tolist():
-                banned = best[place] == -np.inf
-                kind = refused if banned else failed
-                kind[place] = NOTHING_LEFT if banned else NOT_FINITE
+                if best[place] == -np.inf:
+                    refused[place] = Refusal(NOTHING_LEFT)
+                else:
+                    failed[place] = NOT_FINITE
         rows = self._rows.tolist() if self._unfit or self._stuck else []
         for place, row in enumerate(rows):
             if row in self._stuck:
-                refused[place] = self._stuck[row]
+                refused[place] = Refusal(self._stuck[row], "structured_outputs")
             if row in self._unfit:
                 refused.pop(place, None)
                 failed[place] = self._unfit[row]

@@ -16,13 +16,14 @@ from xllm.modeling.layers.linear import Linear
 from xllm.modeling.quantization import unquantized
 from xllm.modeling.quantization.base import QuantMethod
 
-_MAX = 448.0
-_CHUNK_VALUES = 1 << 24  # quantized at a time, which bounds the float32 intermediates
+MAX_VALUE = 448.0
+CHUNK_VALUES = 1 << 24  # quantized at a time, which bounds the float32 intermediates
 
 
 class Method:
     """Implements ``QuantMethod``."""
 
+    name = "fp8"  # of --quantization
     takes_scaled = False
 
     def create_weights(self, layer: Linear) -> None:
@@ -31,7 +32,7 @@ class Method:
         layer.scale = torch.empty(layer.out_features, dtype=torch.float32)
 
     def load_rows(self, layer: Linear, start: int, weight: Tensor) -> None:
-        step = max(_CHUNK_VALUES // weight.shape[1], 1)
+        step = max(CHUNK_VALUES // weight.shape[1], 1)
         for first in range(0, weight.shape[0], step):
             part = weight[first : first + step]
             rows = slice(start + first, start + first + part.shape[0])
@@ -48,7 +49,7 @@ class Method:
         return unquantized.Method()
 
     def check_experts(self) -> None:
-        raise ValueError("--quantization fp8 does not support models with experts")
+        raise ValueError(f"--quantization {self.name} does not support models with experts")
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,6 +58,6 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     A row of zeros gets scale 1, so that no scale is zero or NaN.
     """
     rows = weight.float()
-    scale = rows.abs().amax(dim=1) / _MAX
+    scale = rows.abs().amax(dim=1) / MAX_VALUE
     scale.masked_fill_(scale == 0, 1.0)
-    return (rows / scale[:, None]).clamp_(-_MAX, _MAX).to(torch.float8_e4m3fn), scale
+    return (rows / scale[:, None]).clamp_(-MAX_VALUE, MAX_VALUE).to(torch.float8_e4m3fn), scale

@@ -11,21 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from xllm.hardware.kernels import ops
-from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.modeling.layers.linear import Linear
-from xllm.modeling.quantization import unquantized
-from xllm.modeling.quantization.base import QuantMethod
+from xllm.modeling.quantization import fp8
+from xllm.modeling.quantization.fp8 import CHUNK_VALUES, MAX_VALUE
 
 BLOCK = 128
-_MAX = 448.0
-_CHUNK_VALUES = 1 << 24  # quantized at a time, which bounds the float32 intermediates
 
 
-class Method:
+class Method(fp8.Method):
     """Implements ``QuantMethod``."""
 
-    takes_scaled = False
+    name = "fp8_block"
 
     def create_weights(self, layer: Linear) -> None:
         blocks = -(-layer.out_features // BLOCK), -(-layer.in_features // BLOCK)
@@ -34,7 +30,7 @@ class Method:
 
     def load_rows(self, layer: Linear, start: int, weight: Tensor) -> None:
         check_rows(layer, start)
-        step = max(_CHUNK_VALUES // weight.shape[1] // BLOCK, 1) * BLOCK
+        step = max(CHUNK_VALUES // weight.shape[1] // BLOCK, 1) * BLOCK
         for first in range(0, weight.shape[0], step):
             self.load_blocks(layer, start + first, *quantize_blocks(weight[first : first + step]))
 
@@ -43,19 +39,6 @@ class Method:
         check_rows(layer, start)
         layer.weight[start : start + values.shape[0]].copy_(values)
         layer.scale[start // BLOCK : start // BLOCK + scale.shape[0]].copy_(scale)
-
-    def after_load(self, layer: Linear) -> None:
-        layer.packed = ops.pack_linear(layer.weight, layer.scale)
-        del layer.weight, layer.scale
-
-    def apply(self, layer: Linear, x: Tensor | QuantizedTokens) -> Tensor:
-        return ops.linear(x, layer.packed, layer.bias)
-
-    def for_head(self) -> QuantMethod:
-        return unquantized.Method()
-
-    def check_experts(self) -> None:
-        raise ValueError("--quantization fp8_block does not support models with experts")
 
 
 def check_rows(layer: Linear, start: int) -> None:
@@ -78,7 +61,9 @@ def quantize_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
     outputs, inputs = weight.shape
     padded = F.pad(weight.float(), (0, -inputs % BLOCK, 0, -outputs % BLOCK))
     blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))  # (rows, 128, columns, 128)
-    scale = blocks.abs().amax(dim=(1, 3)) / _MAX
+    scale = blocks.abs().amax(dim=(1, 3)) / MAX_VALUE
     scale.masked_fill_(scale == 0, 1.0)
-    values = (blocks / scale[:, None, :, None]).clamp_(-_MAX, _MAX).to(torch.float8_e4m3fn)
+    values = (
+        (blocks / scale[:, None, :, None]).clamp_(-MAX_VALUE, MAX_VALUE).to(torch.float8_e4m3fn)
+    )
     return values.flatten(2).flatten(0, 1)[:outputs, :inputs], scale
