@@ -244,3 +244,15 @@ class TinyEngine:
     def stats(self) -> Any:
         """Counters since start."""
         return self.scheduler.stats()
+
+
+def solo_truth(family: str, folder: Path) -> Truth:
+    """What each request answers when it runs alone, in one piece, without a prefix cache."""
+    files = write_checkpoint(folder, family)
+    requests = varied_requests()
+    engine = TinyEngine(files, prefix_caching=False)
+    tokens: Tokens = {}
+    for entry in requests:
+        tokens |= engine.run([entry])
+    assert all(len(set(t)) > 3 for t in tokens.values()), "a stuck model proves nothing"
+    return Truth(files, requests, tokens)
