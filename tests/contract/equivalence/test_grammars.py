@@ -29,6 +29,7 @@ from xllm.core.grammar import (
     Vocabulary,
     cache,
 )
+from xllm.core.grammar.compiler import estimate_bytes
 from xllm.core.messages.server import Failure
 from xllm.core.request.finish import FinishReason
 from xllm.core.request.request import Request
@@ -124,6 +125,29 @@ _VARIANTS = {
 def test_batched_equals_alone(truth: Truth, alone: Tokens, options: dict[str, Any]):
     engine = TinyEngine(truth.files, grammars=new_cache(), **options)
     assert engine.run(requests()) == alone
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+@pytest.mark.parametrize("num_grammars", [0, 1, 2])
+def test_memory_for_few_grammars_changes_no_token(
+    truth: Truth, alone: Tokens, overlap: bool, num_grammars: int
+):
+    """Requests wait until those before them give theirs back; one runs whatever it takes."""
+    grammars = new_cache()
+    grammars._max_bytes = int(num_grammars * 1.01 * estimate_bytes(GRAMMARS["schema"]))
+    engine = TinyEngine(truth.files, overlap=overlap, grammars=grammars)
+    peaks, schedule = [], engine.scheduler.schedule
+
+    def watched() -> Any:
+        plan = schedule()
+        peaks.append(len(list(grammars._known.values())))
+        return plan
+
+    engine.scheduler.schedule = watched
+    assert engine.run(requests()) == alone
+    # Texts are short, so all grammars count the same; what was sampled counts besides.
+    assert max(peaks) == max(1, num_grammars)
+    grammars.check()
 
 
 def test_lanes_change_no_token(truth: Truth, alone: Tokens, monkeypatch: pytest.MonkeyPatch):

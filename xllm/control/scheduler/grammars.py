@@ -17,6 +17,9 @@ _FIELD = "structured_outputs"
 class GrammarQueue:
     """Holds requests back, and fails those whose grammar turns out to be unusable.
 
+    A request holds its grammar to its end. Grammars of those that wait are compiled ahead only as
+    far as memory allows.
+
     Args:
         grammars: compiles on its own threads; None refuses every grammar.
     """
@@ -44,8 +47,6 @@ class GrammarQueue:
         """Let the leader of a new request wait for its turn, if need be for its grammar first."""
         output = entry.request.structured_output
         if output is not None:
-            assert self._grammars is not None
-            entry.grammar = self._grammars.submit(output)
             entry.live[entry.leader].status = Status.COMPILING
             self._held.append(entry)
             self.release()
@@ -56,17 +57,29 @@ class GrammarQueue:
         """Let those go on whose grammar is compiled, and end those whose grammar is not one."""
         if not self._held:
             return
-        held, self._held = self._held, []
+        held, self._held = [entry for entry in self._held if entry.live], []
+        # With nothing else alive, the first may be compiled however large it is.
+        alone = len(held) == len(self._state.requests) and all(e.grammar is None for e in held)
+        has_room = True
         for entry in held:
-            assert entry.grammar is not None
-            if not entry.live:
-                continue  # was aborted meanwhile
-            if not entry.grammar.future.done():
+            if entry.grammar is None and has_room:
+                has_room = self._begin(entry, alone)
+                alone = False
+            if entry.grammar is None or not entry.grammar.future.done():
                 self._held.append(entry)
             elif entry.grammar.error is None:
                 self._state.queue.push(entry.live[entry.leader])
             else:
                 self._fail(entry, entry.grammar.error)
+
+    def _begin(self, entry: RequestState, alone: bool) -> bool:
+        """Have a grammar compiled, if memory allows; later requests do not overtake."""
+        output = entry.request.structured_output
+        assert self._grammars is not None and output is not None
+        if not (alone or self._grammars.has_room(output)):
+            return False
+        entry.grammar = self._grammars.submit(output)
+        return True
 
     def _fail(self, entry: RequestState, problem: str) -> None:
         message = f"{_FIELD} was refused: {problem}"

@@ -10,13 +10,20 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from xllm.core.grammar.compiler import Grammar, GrammarCompiler, GrammarError
+from xllm.core.grammar.compiler import (
+    Grammar,
+    GrammarCompiler,
+    GrammarError,
+    estimate_bytes,
+)
 from xllm.core.observability.logging import get_logger
 from xllm.core.request.structured import StructuredOutput
 
 logger = get_logger(__name__)
 
 _NUM_RECENT = 256
+# Memory of all grammars that are known, in use or not; see ``Compilation.num_bytes``.
+_MAX_BYTES = 512 << 20
 _NUM_THREADS = 2
 # A lane more for so many requests (the scheduler and the worker ask once for each), as long as
 # compiling is quick: a lane costs that again, and a lexer.
@@ -34,13 +41,23 @@ class Compilation:
         self.output = output
         self.future: Future[Grammar] = Future()
         self.num_asked = 0
-        self._widening = False  # for ever once that has failed
+        self._tending = False  # for ever once that has failed
         self._begun: float | None = None  # time.monotonic()
 
     @property
     def running_seconds(self) -> float:
         """How long it has been compiled so far; 0 while it waits for its turn."""
         return 0.0 if self._begun is None else time.monotonic() - self._begun
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes, or will once it is compiled, by estimate."""
+        if not self.future.done():
+            return estimate_bytes(self.output)
+        if self.future.exception() is not None:
+            return estimate_bytes(self.output, 0)
+        grammar = self.future.result()
+        return estimate_bytes(self.output, grammar.num_lanes, grammar.num_tokens)
 
     @property
     def error(self) -> str | None:
@@ -54,9 +71,13 @@ class Compilation:
         try:
             compiler = get_compiler()
             grammar = compiler.compile(self.output)
-            self._add_lanes(compiler, grammar, max_lanes)
+            if max_lanes:
+                self._add_lanes(compiler, grammar, max_lanes)
+            else:
+                grammar.replace_lanes([])
         except GrammarError as error:
-            self.future.set_exception(error)
+            # Not ``error`` itself: its frames would hold this compilation, which holds it.
+            self.future.set_exception(GrammarError(str(error)))
         except BaseException as error:  # a panic of the library is no Exception
             logger.exception("a grammar could not be compiled")
             self.future.set_exception(
@@ -66,21 +87,25 @@ class Compilation:
             self.future.set_result(grammar)
 
     def ask(self, max_lanes: int) -> bool:
-        """Count one use; whether ``widen`` should be called for it."""
+        """Count one use; whether ``tend`` should be called for it."""
         self.num_asked += 1
-        if self._widening or not self.future.done() or self.future.exception() is not None:
+        if self._tending or not self.future.done() or self.future.exception() is not None:
             return False
-        self._widening = self._lacks_lanes(self.future.result(), max_lanes)
-        return self._widening
+        grammar = self.future.result()
+        self._tending = grammar.worn or self._lacks_lanes(grammar, max_lanes)
+        return self._tending
 
-    def widen(self, get_compiler: Callable[[], GrammarCompiler], max_lanes: int) -> None:
-        """Add the lanes that a compiled grammar lacks; never raises."""
+    def tend(self, get_compiler: Callable[[], GrammarCompiler], max_lanes: int) -> None:
+        """Make a worn grammar anew and add the lanes that it lacks; never raises."""
         try:
-            self._add_lanes(get_compiler(), self.future.result(), max_lanes)
+            compiler, grammar = get_compiler(), self.future.result()
+            if grammar.worn:
+                compiler.renew(grammar, self.output)
+            self._add_lanes(compiler, grammar, max_lanes)
         except BaseException:
             logger.exception("a grammar could not be compiled once more; it stays as it is")
         else:
-            self._widening = False
+            self._tending = False
 
     def _add_lanes(self, compiler: GrammarCompiler, grammar: Grammar, max_lanes: int) -> None:
         while self._lacks_lanes(grammar, max_lanes):
@@ -91,23 +116,31 @@ class Compilation:
         return 0 < grammar.num_lanes < wanted and grammar.seconds < _LANE_SECONDS
 
 
-_Work = Callable[[Callable[[], GrammarCompiler], int], None]  # ``run`` or ``widen``
+_Work = Callable[[Callable[[], GrammarCompiler], int], None]  # ``run`` or ``tend``
 
 
 class GrammarCache:
-    """Compiles each grammar once, and remembers the last ``_NUM_RECENT`` of them.
+    """Compiles each grammar once, and remembers the last ``_NUM_RECENT`` of them, or as many as
+    fit into ``max_bytes`` beside those that somebody holds.
 
     Threads are daemons and start on first use: a process that never meets a grammar pays nothing,
     and one that ends does not wait for a compilation.
 
     Args:
         make_compiler: builds the compiler, on a thread of the cache, when first needed.
-        max_lanes: threads that will fill masks; one where grammars are only checked.
+        max_lanes: threads that will fill masks; 0 where grammars are only checked, of which nothing
+            but the verdict is kept.
     """
 
-    def __init__(self, make_compiler: Callable[[], GrammarCompiler], max_lanes: int = 1) -> None:
+    def __init__(
+        self,
+        make_compiler: Callable[[], GrammarCompiler],
+        max_lanes: int = 1,
+        max_bytes: int = _MAX_BYTES,
+    ) -> None:
         self._make_compiler = make_compiler
         self._max_lanes = max_lanes
+        self._max_bytes = max_bytes
         self._compiler: GrammarCompiler | None = None
         self._lock = threading.Lock()
         self._building = threading.Lock()
@@ -123,17 +156,47 @@ class GrammarCache:
         key = output.grammar_key
         with self._lock:
             found = self._known.get(key)
+            is_new = found is None
             if found is None:
                 found = self._known[key] = Compilation(output)
                 self._waiting.put(found.run)
                 self._start_thread()
             if found.ask(self._max_lanes):
-                self._waiting.put(found.widen)
+                self._waiting.put(found.tend)
             self._recent[key] = found
             self._recent.move_to_end(key)
-            if len(self._recent) > _NUM_RECENT:
-                self._recent.popitem(last=False)
+            if is_new:
+                self._trim(0)
             return found
+
+    def has_room(self, output: StructuredOutput) -> bool:
+        """Whether a grammar fits in beside those that are held; forgets others for it."""
+        with self._lock:
+            if output.grammar_key in self._known:
+                return True
+            return self._trim(estimate_bytes(output))
+
+    def check(self) -> None:
+        """Assert that no more is remembered than may be."""
+        with self._lock:
+            assert len(self._recent) <= _NUM_RECENT, len(self._recent)
+            assert all(self._known.get(key) is entry for key, entry in self._recent.items())
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all grammars that are known, by estimate."""
+        return sum(entry.num_bytes for entry in list(self._known.values()))
+
+    def _trim(self, extra_bytes: int) -> bool:
+        """Forget the grammars that were not used for longest; whether all fit in then."""
+        num_bytes = self.num_bytes + extra_bytes
+        while self._recent and (num_bytes > self._max_bytes or len(self._recent) > _NUM_RECENT):
+            key, entry = self._recent.popitem(last=False)
+            entry_bytes = entry.num_bytes
+            del entry
+            if key not in self._known:  # else somebody holds it
+                num_bytes -= entry_bytes
+        return num_bytes <= self._max_bytes
 
     def _start_thread(self) -> None:
         if self._num_threads < _NUM_THREADS:

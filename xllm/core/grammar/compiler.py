@@ -7,6 +7,7 @@ import functools
 import itertools
 import operator
 import time
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -19,6 +20,18 @@ _MAX_ERROR_CHARS = 300
 # Alternatives that may be open at one place of an answer. The library's own 2,000 refuse an object
 # of 500 optional properties; ten thousand take some 30 ms, where there are as many.
 _MAX_ALTERNATIVES = 10_000
+# A lexer that is used grows: by what all rows of its lane come across, until it knows every state.
+# Those of grammars people write end at some 50,000; one written for it adds 20 a token, each of up
+# to 0.9 kB. At this many, it refuses its rows.
+_MAX_LEXER_STATES = 100_000
+# So after so many tokens a grammar is compiled anew: lexers of rows long gone shall be given back,
+# and none shall come to its limit by the number of its requests.
+_TOKENS_PER_LANE = 8192
+# What a lane takes, as far as it was measured: 30 to 185 bytes for each character of a text, up to
+# 0.3 MB beside, and 0.05 to 1 kB for each token that was sampled (17 kB at the worst).
+_LANE_BYTES = 256 << 10
+_BYTES_PER_CHAR = 160
+_BYTES_PER_TOKEN = 1 << 10
 # Where the alternatives of a JSON value are the most: at the start of an object or array.
 _JSON_OPENINGS = ("{", "[", '{"', "[{", '[{"')
 # Tokens that a JSON string takes whole are allowed by the slice instead of one by one, by how many
@@ -76,11 +89,15 @@ class Grammar:
     Args:
         start: None where all text is allowed.
         seconds: what compiling took, which another lane takes too.
+
+    Attributes:
+        num_tokens: sampled through its lanes so far, as their rows have told.
     """
 
     def __init__(self, vocabulary: Vocabulary, start: Any | None, seconds: float = 0.0) -> None:
         self.vocabulary = vocabulary
         self.seconds = seconds
+        self.num_tokens = 0
         self._lanes: list[_Lane] = []
         if start is not None:
             self.add_lane(start)
@@ -89,6 +106,20 @@ class Grammar:
     def num_lanes(self) -> int:
         """Threads that can work on it at once; 0 where all text is allowed."""
         return len(self._lanes)
+
+    @property
+    def worn(self) -> bool:
+        """Whether its lexers may have grown so much that they should be made anew."""
+        return self.num_tokens > self.num_lanes * _TOKENS_PER_LANE > 0
+
+    def wear_out(self) -> None:
+        """A sequence could not go on: nothing may be wrong but that a lexer is full."""
+        self.num_tokens += 1 + self.num_lanes * _TOKENS_PER_LANE
+
+    def replace_lanes(self, starts: Sequence[Any]) -> None:
+        """Take over the same grammar compiled anew; matchers that were taken go on as they are."""
+        self.num_tokens = 0
+        self._lanes = [_Lane(start, next(_lane_numbers)) for start in starts]
 
     def add_lane(self, start: Any) -> None:
         """Take over the same grammar compiled once more. Any thread may."""
@@ -101,6 +132,13 @@ class Grammar:
         lane = min(self._lanes, key=_num_taken)
         lane.num_taken += 1
         return RowMatcher(lane.start.deep_copy(), lane.number)
+
+
+def estimate_bytes(output: StructuredOutput, num_lanes: int = 1, num_tokens: int = 0) -> int:
+    """What a grammar takes in memory: the library does not tell."""
+    num_chars = len(output.text)
+    lanes = num_lanes * (_LANE_BYTES + num_chars * _BYTES_PER_CHAR)
+    return num_chars + lanes + num_tokens * _BYTES_PER_TOKEN
 
 
 _lane_numbers = itertools.count()
@@ -128,6 +166,7 @@ class GrammarCompiler:
             verbose_errors=False,
             max_items_in_row=_MAX_ALTERNATIVES,
             step_max_items=10 * _MAX_ALTERNATIVES,
+            max_lexer_states=_MAX_LEXER_STATES,
         )
 
     def compile(self, output: StructuredOutput) -> Grammar:
@@ -154,6 +193,10 @@ class GrammarCompiler:
     def widen(self, grammar: Grammar, output: StructuredOutput) -> None:
         """Compile ``output`` once more, as another lane of its ``grammar``."""
         grammar.add_lane(self._compile(output))
+
+    def renew(self, grammar: Grammar, output: StructuredOutput) -> None:
+        """Compile ``output`` anew, in place of the lanes that its ``grammar`` has."""
+        grammar.replace_lanes([self._compile(output) for _ in range(grammar.num_lanes)])
 
     def _compile(self, output: StructuredOutput) -> Any:
         return self._library.LLMatcher(

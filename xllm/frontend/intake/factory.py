@@ -109,7 +109,7 @@ class RequestFactory:
         self._chat_template = chat_template
         self.formats = formats or AnswerFormats(tokenizer)
         self._eos_token_ids = tuple(i for i in eos_token_ids if i < limits.vocab_size)
-        self.grammars = GrammarCheck(GrammarCache(self._grammar_compiler))
+        self.grammars = GrammarCheck(GrammarCache(self._grammar_compiler, max_lanes=0))
         self._handles = itertools.count(1)
         self._random = random.Random(seed)
         self._task = task

@@ -92,3 +92,31 @@ def test_a_run_that_breaks_the_form_fails_its_row():
     row = GrammarRow(output, grammars().submit(output).future.result())
     row.replay(f"free {TAG}nonsense".encode())
     assert row.failure is not None
+
+
+def test_rows_tell_their_grammar_how_much_was_sampled():
+    """Lexers grow with it, and it is what a grammar is judged by: see ``Grammar.worn``."""
+    bench = GrammarBench()
+    output = StructuredOutput("regex", "[ab]*")
+    logits = torch.zeros(1, VOCAB_SIZE)
+    logits[:, ord("a")] = 9.0
+    compilation = bench.grammars.submit(output)
+    grammar = compilation.future.result()
+    for row in (0, 1):
+        bench.constrain(row, output, temperature=0.0)
+        for _ in range(5):
+            bench.sample([row], logits)
+        told = grammar.num_tokens
+        bench.sampler.remove(row)
+        assert 4 <= grammar.num_tokens - told <= 5  # the last one may not be known yet
+    assert not grammar.worn
+    size = compilation.num_bytes
+    bench.constrain(2, output, temperature=0.0)
+    # A token that it does not allow, as if its lexer were full.
+    for _ in range(2):
+        bench.sample([2], logits)
+        bench.sampler._grammar._sampled.tokens[:] = ord("z")
+    bench.sample([2], logits)
+    assert 2 in bench.sampler.failures
+    bench.sampler.remove(2)
+    assert grammar.worn and compilation.num_bytes > size

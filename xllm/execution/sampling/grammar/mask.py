@@ -65,6 +65,7 @@ class GrammarMask:
         self._version = 0
         self._batch: tuple[int, bytes, _Batch | None] = (-1, b"", None)
         self._sampled: _Sampled | None = None
+        self._num_steps = 0
         self._filler: MaskFiller | None = None
         num_words = -(-vocab_size // TOKENS_PER_WORD)
         self._mask_shape = (max_rows, num_words)
@@ -104,7 +105,7 @@ class GrammarMask:
         grammar = self._grammars.submit(output).future.result()
         if self._filler is None:
             self._begin(grammar.vocabulary.eos_token_ids)
-        row = GrammarRow(output, grammar)
+        row = GrammarRow(output, grammar, self._num_steps)
         row.replay(request.token_ids[request.prompt_len :].tolist())
         self._rows[request.row] = row
         self._used[request.row] = True
@@ -112,7 +113,12 @@ class GrammarMask:
 
     def remove(self, row: int) -> None:
         """Forget a row."""
-        if self._rows.pop(row, None) is not None:
+        gone = self._rows.pop(row, None)
+        if gone is not None:
+            # Each step may have been one token of it: counting them one by one is not free.
+            gone.grammar.num_tokens += self._num_steps - gone.first_step
+            if gone.failure is not None:
+                gone.grammar.wear_out()
             self._used[row] = False
             self._version += 1
             self.failures.pop(row, None)
@@ -184,6 +190,7 @@ class GrammarMask:
         sampled, self._sampled = self._sampled, None
         if sampled is None:
             return
+        self._num_steps += 1
         if sampled.copied is not None:
             sampled.copied.synchronize()
         steps, takers = [], []

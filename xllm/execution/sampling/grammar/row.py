@@ -21,6 +21,7 @@ class GrammarRow:
             reasoning), as long as its budget lasts.
         ended: whether the end was sampled.
         failure: why the row cannot go on.
+        first_step: number of the step before its first, where steps are counted.
     """
 
     __slots__ = (
@@ -29,12 +30,16 @@ class GrammarRow:
         "ended",
         "eos_token_ids",
         "failure",
+        "first_step",
         "free",
+        "grammar",
         "lane",
         "matcher",
     )
 
-    def __init__(self, output: StructuredOutput, grammar: Grammar) -> None:
+    def __init__(self, output: StructuredOutput, grammar: Grammar, first_step: int = 0) -> None:
+        self.grammar = grammar
+        self.first_step = first_step
         taken = grammar.new_matcher()
         self.matcher: Any = None if taken is None else taken.matcher
         self.lane = -1 if taken is None else taken.lane
