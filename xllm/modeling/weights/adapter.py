@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from xllm.core.config.lora import ADAPTER_FILES
 from xllm.modeling.layers.lora import LowRank
 
+_CONFIG_FILE, _WEIGHTS_FILE = ADAPTER_FILES
 _NAME = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)\.lora_(?P<half>[AB])(?:\.\w+)?\.weight")
 _MAX_CONFIG_BYTES = 1 << 20
 
@@ -25,7 +27,7 @@ def read_adapter(folder: str) -> dict[str, LowRank]:
     """
     config = _read_config(Path(folder))
     halves: dict[str, dict[str, torch.Tensor]] = {}
-    path = Path(folder) / "adapter_model.safetensors"
+    path = Path(folder) / _WEIGHTS_FILE
     try:
         with safe_open(path, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
@@ -55,7 +57,7 @@ def _scale(config: dict[str, Any], rank: int) -> float:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "adapter_config.json"
+    path = folder / _CONFIG_FILE
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
             raise ValueError(f"{path} is larger than {_MAX_CONFIG_BYTES} bytes")
