@@ -86,6 +86,39 @@ def test_a_senseless_option_ends_with_one_line_naming_it(arguments, named, capsy
 
 
 @pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["serve", "--max-model-length", "5"], "--max-model-len"),
+        (["serve", "--max_model_length=5"], "--max-model-len"),
+        (["serve", "--max-num-batch-tokens", "5"], "--max-num-batched-tokens"),
+        (["serve", "--no-enable-prefix-cache"], "--no-enable-prefix-caching"),
+        (["chat", "--modle", "smollm2"], "--model"),
+        (["bench", "throughput", "--num-promts", "5"], "--num-prompts"),
+        (["bench", "serve", "--num-prompt", "5"], "--num-prompts"),
+        (["--verison"], "--version"),
+        (["serve", "--no-such-flag"], None),
+        (["serve", "smollm2", "surplus"], None),
+    ],
+)
+def test_a_misspelt_option_is_answered_with_the_one_that_was_meant(arguments, meant, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (f"; did you mean {meant}? (" in line) if meant else ("did you mean" not in line)
+
+
+@pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
+def test_an_adapter_that_is_not_there_ends_before_any_engine_starts(missing, tmp_path, capsys):
+    for name in {"adapter_config.json", "adapter_model.safetensors"} - {missing}:
+        (tmp_path / name).write_text("{}")
+    assert cli.main(["serve", "--lora-modules", f"sql={tmp_path}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"xllm serve: error: --lora-modules sql={tmp_path}: ")
+    assert f"{tmp_path / missing}" in line
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["--max-model-len", "0"],

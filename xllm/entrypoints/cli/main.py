@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,9 @@ COMMANDS = {
     "doctor": "show what this machine offers and what is missing",
     "version": "print the version",
 }
+
+# Least likeness of a suggestion, as difflib has it.
+_CLOSE = 0.75
 
 _EXAMPLES = """examples:
   xllm serve                       serve the bundled smollm2 on http://127.0.0.1:8000
@@ -60,8 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             module.add_arguments(command)
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
-        blamed = commands.choices[args.command] if args.command else parser
-        blamed.error(f"unknown: {' '.join(unknown)}")
+        blamed = _innermost(parser, args)
+        blamed.error(f"unknown: {' '.join(unknown)}{_suggestion(blamed, unknown[0])}")
     if args.command is None:
         parser.print_help()
         return 0
@@ -72,6 +76,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _innermost(
+    parser: argparse.ArgumentParser, args: argparse.Namespace
+) -> argparse.ArgumentParser:
+    """The parser of the subcommand's subcommand, as far as there is one."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            name = getattr(args, action.dest, None)
+            return parser if name is None else _innermost(action.choices[name], args)
+    return parser
+
+
+def _suggestion(parser: argparse.ArgumentParser, unknown: str) -> str:
+    """A question for the option that was meant, if one is close to what was written."""
+    known = [name for action in parser._actions for name in action.option_strings]
+    flag = unknown.partition("=")[0]
+    near = difflib.get_close_matches(flag, known, 1, _CLOSE) if flag.startswith("-") else ()
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _dashed(argument: str) -> str:

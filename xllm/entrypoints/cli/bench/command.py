@@ -17,7 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
     for name, summary in KINDS.items():
         module = importlib.import_module(f"xllm.entrypoints.cli.bench.{name}")
-        kind = kinds.add_parser(name, help=summary, description=f"Measure {summary}.")
+        kind = kinds.add_parser(
+            name, help=summary, description=f"Measure {summary}.", allow_abbrev=False
+        )
         module.add_arguments(kind)
         kind.set_defaults(run_kind=module.run)
 
