@@ -127,6 +127,26 @@ CODER = [
         (PING, FIND7),
     ),
     same("<tool_call>\n<function=find>\n<parameter=n>\n7\n"),
+    # The parameter of the first call is never closed: the closing tag is the second call's.
+    Sample(
+        "<tool_call>\n<function=find>\n<parameter=code>\na\n</function>\n</tool_call>\n<tool_call>\n"
+        "<function=find>\n<parameter=n>\n7\n</parameter>\n</function>\n</tool_call> Done.",
+        "<tool_call>\n<function=find>\n<parameter=code>\na\n</function>\n</tool_call>\n Done.",
+        (FIND7,),
+    ),
+    Sample(
+        "<function=f><parameter=a><tool_call><function=ping></function></tool_call>"
+        "<function=find><parameter=n>7</parameter></function>",
+        "<function=f><parameter=a>",
+        (PING, FIND7),
+    ),
+    # Not a call before its first value: part of the value.
+    Sample(
+        "<tool_call><function=find><parameter=code>see <function=ping>, <parameter=n></parameter>"
+        "</function></tool_call>",
+        "",
+        (("find", {"code": "see <function=ping>, <parameter=n>"}),),
+    ),
     same("<tool_call> <function find> </tool_call>"),
 ]
 LLAMA = [
@@ -244,6 +264,12 @@ GLM = [
     Sample("<tool_call>ping</tool_call>", "", (PING,)),
     same("<tool_call>find\n<arg_key>n</arg_key>\n<arg_value>7"),
     same("A <tool_call> is not a call."),
+    Sample(
+        "<tool_call>find<arg_key>code</arg_key><arg_value>a</tool_call>\n"
+        "<tool_call>find\n<arg_key>n</arg_key>\n<arg_value>7</arg_value>\n</tool_call>",
+        "<tool_call>find<arg_key>code</arg_key><arg_value>a</tool_call>\n",
+        (FIND7,),
+    ),
 ]
 KIMI_CALL = (
     "<|tool_call_begin|>functions.get_w:0{nl}<|tool_call_argument_begin|>{args}<|tool_call_end|>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 
 from xllm.frontend.parsers.format import Body, Draft
 from xllm.frontend.parsers.json_text import read_value, stream_value
-from xllm.frontend.parsers.source import Reading
+from xllm.frontend.parsers.source import BLANKS, Reading
 from xllm.frontend.parsers.values import to_json, to_value
 
 _NAME = re.compile(r"[\w.:/-]*")
@@ -210,6 +211,7 @@ class TaggedCall:
     outer_close: str = ""  # after ``close``, where one tag holds one call
     typed: str = ""  # between the key and a flag that says whether the value is text
     line_values: bool = False  # a value stands on lines of its own
+    begin: str = ""  # before a name in prose; where a value holds a call, that one closes it
 
     def read(self, draft: Draft, bare: bool) -> Reading[bool]:
         """Read one call, and the closing tag after it if it is there."""
@@ -251,11 +253,26 @@ class TaggedCall:
         if found is None:
             return False
         text = found[0]
+        # The closing tag is another call's: that one stands for itself, and this one is torn.
+        if self.begin and self.begin in text and _begun_call(self).search(text):
+            return False
         if self.line_values:
             text = text.removeprefix("\n").removesuffix("\n")
         schema = {"type": "string"} if flag == "true" else draft.parameter(name, key)
         values[key] = to_value(text, None if flag == "false" else schema)
         return True
+
+
+@functools.cache
+def _begun_call(form: TaggedCall) -> re.Pattern[str]:
+    """A call of this form up to its first value."""
+    begin, key_open, key_close, value_open = map(
+        re.escape, (form.begin, form.key_open, form.key_close, form.value_open)
+    )
+    name_end = "|".join(map(re.escape, form.name_ends))
+    blanks = f"[{BLANKS}]*"
+    parts = (begin, _NAME.pattern, f"(?:{name_end})", key_open + "[^<>]*" + key_close, value_open)
+    return re.compile(blanks.join(part for part in parts if part))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ FORMAT = ToolFormat(
         value_open="<arg_value>",
         value_close="</arg_value>",
         close="</tool_call>",
+        begin="<tool_call>",
     ),
     template=(("<arg_key>", "<arg_value>"),),
     model_types=("glm4_moe",),

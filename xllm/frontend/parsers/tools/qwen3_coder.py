@@ -18,6 +18,7 @@ FORMAT = ToolFormat(
         close="</function>",
         outer_close="</tool_call>",
         line_values=True,
+        begin="<function=",
     ),
     template=(("<tool_call>", "<function=", "<parameter="),),
     model_types=("qwen3_next", "qwen3_5", "qwen3_5_moe"),
