@@ -182,6 +182,35 @@ def test_rehearsals_launch_what_follows_a_graph(
         assert launched.count("choose_tokens") == 4
 
 
+@pytest.mark.parametrize(("family", "num_groups"), [("llama", 1), ("gemma3_text", 2)])
+@pytest.mark.parametrize("how", ["graphs", "eager", "on demand"])
+def test_attention_is_planned_once_a_step(
+    how: str, family: str, num_groups: int, tmp_path: Path, graphs: FakeGraphs, monkeypatch
+) -> None:
+    """Where a graph holds the plan, nobody else makes one."""
+    graphs.on_demand = how == "on demand"
+    if how == "eager":
+        monkeypatch.setattr(cpu.Platform, "graphs", None)
+    engine = TinyEngine(write_checkpoint(tmp_path, family), max_rows=MAX_ROWS, step_tokens=48)
+    planned, attended = [], set()
+    plain = torch_backend.Backend.forward
+
+    def forward(self, q, layer, context):
+        if context.metadata[0].max_query_len > 1:  # a decode graph holds no plan
+            assert {id(metadata) for metadata in context.metadata} <= set(map(id, planned))
+            attended.update(map(id, context.metadata))
+        return plain(self, q, layer, context)
+
+    # Kept, so that no two have the same id.
+    monkeypatch.setattr(torch_backend.Backend, "plan", lambda _, metadata: planned.append(metadata))
+    monkeypatch.setattr(torch_backend.Backend, "forward", forward)
+    engine.run(_requests(temperature=0.0))
+    several = [metadata for metadata in planned if metadata.max_query_len > 1]
+    assert len(several) >= 3 * num_groups
+    assert {id(metadata) for metadata in several} == attended
+    assert len(several) == len(attended)
+
+
 def test_graphs_are_captured_largest_first_and_a_batch_takes_the_smallest_that_fits(
     tmp_path: Path, graphs: FakeGraphs
 ) -> None:

@@ -16,7 +16,7 @@ from xllm.modeling.models.pooling import PoolingModel
 
 
 class Runner(Protocol):
-    """One way to launch the model's forward pass."""
+    """One way to launch the model's forward pass, its attention planned: graphs contain that."""
 
     def can_run(self, shape: BatchShape) -> bool:
         """Whether the runner takes a batch of this shape."""
@@ -59,8 +59,6 @@ class Executor:
 
     def forward(self, inputs: ModelInputs, *, eager: bool = False) -> torch.Tensor:
         """Compute the step's hidden states (T, H) and write its KV; see ``run``."""
-        for metadata in inputs.metadata:
-            self._backend.plan(metadata)
         context = ForwardContext(
             inputs.metadata,
             self._kv_caches,

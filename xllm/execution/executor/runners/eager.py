@@ -22,4 +22,6 @@ class EagerRunner:
 
     def run(self, inputs: ModelInputs, context: ForwardContext) -> torch.Tensor:
         """Hidden states (T, H)."""
+        for metadata in context.metadata:
+            context.backend.plan(metadata)
         return self._forward(inputs.input_ids, inputs.positions, context)

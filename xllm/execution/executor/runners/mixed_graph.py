@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from xllm.execution.executor.inputs import BatchShape, ModelInputs
+from xllm.execution.executor.runners.eager import EagerRunner
 from xllm.execution.executor.runners.graph_api import Graph, GraphApi
 from xllm.hardware.platforms.base import CaptureError
 from xllm.kv_cache.storage import CacheStorage
@@ -83,6 +84,7 @@ class MixedGraphRunner:
         device: torch.device,
     ) -> None:
         self._model = model
+        self._eager = EagerRunner(model)
         self._kv_caches = storage.layers
         self._group_of_layer = storage.group_of_layer
         self._backend = backend
@@ -152,14 +154,14 @@ class MixedGraphRunner:
         graph = self._graphs.pop(size, None)
         if graph is None and size not in self._seen:
             self._seen.add(size)
-            return self._model(inputs.input_ids, inputs.positions, context)
+            return self._eager.run(inputs, context)
         self._memory.load(inputs, size)
         if graph is None:
             try:
                 graph = self._api.capture(functools.partial(self._forward, size))
             except CaptureError:
                 self._enabled = False
-                return self._model(inputs.input_ids, inputs.positions, context)
+                return self._eager.run(inputs, context)
             if len(self._graphs) == MAX_ON_DEMAND:
                 self._graphs.pop(next(iter(self._graphs)))
         else:
