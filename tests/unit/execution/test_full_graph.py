@@ -164,7 +164,7 @@ def test_rehearsals_launch_what_follows_a_graph(
         plain = getattr(ops, name)
 
         def noted(*args: Any, **kwargs: Any) -> Any:
-            launched.append(name)
+            launched.append(f"{name} filtered" if kwargs.keys() & {"top_k", "top_p"} else name)
             return plain(*args, **kwargs)
 
         context.setattr(ops, name, noted)
@@ -180,6 +180,7 @@ def test_rehearsals_launch_what_follows_a_graph(
                 work()
         assert launched.count("mask_logits") == expected
         assert launched.count("choose_tokens") == 4
+        assert launched.count("choose_tokens filtered") == 2
 
 
 @pytest.mark.parametrize(("family", "num_groups"), [("llama", 1), ("gemma3_text", 2)])

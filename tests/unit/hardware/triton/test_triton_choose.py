@@ -61,10 +61,10 @@ def test_narrow_logits_are_chosen_from_as_if_widened(device, monkeypatch) -> Non
         assert best.dtype == torch.float32 and torch.equal(best, largest)
 
 
-@pytest.mark.parametrize("kept", [None, 0, 1, 2], ids=["none", "min-p", "top-k", "top-p"])
-def test_filters_may_be_left_out(kept: int | None, device) -> None:
+@pytest.mark.parametrize("kept", range(8))
+def test_filters_may_be_left_out(kept: int, device) -> None:
     logits, inverse, *every, keys = _arguments(300, False, device, seed=1)
-    filters = [given if index == kept else None for index, given in enumerate(every)]
+    filters = [given if kept >> bit & 1 else None for bit, given in enumerate(every)]
     tokens, _ = choose.choose_tokens(logits, inverse, *filters, keys)
     expected, _ = reference.choose_tokens(logits, inverse, *filters, keys)
     assert tokens.tolist() == expected.tolist()
@@ -83,3 +83,22 @@ def test_greedy_takes_the_first_largest_and_broken_rows_are_told(device) -> None
     keys = torch.zeros(2, 4, dtype=torch.int32, device=device)
     drawn, _ = choose.choose_tokens(logits, torch.ones(4, device=device), keys=keys)
     assert ((drawn >= 0) & (drawn < 300)).all()
+
+
+def test_every_mixture_of_filters_is_one_kernel(device, monkeypatch) -> None:
+    """What a worker compiles before its first request serves all of them."""
+    seen = set()
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *args, **_: seen.add(tuple(arg is None for arg in args))
+
+    monkeypatch.setattr(choose, "_choose_kernel", Kernel())
+    logits, inverse, *every, keys = _arguments(300, False, device)
+    for rows in (3, len(ROWS), 2):
+        for kept in range(1, 8):
+            filters = [given[:rows] if kept >> bit & 1 else None for bit, given in enumerate(every)]
+            choose.choose_tokens(logits[:rows], inverse[:rows], *filters, keys[:, :rows])
+    assert len(seen) == 1
+    choose.choose_tokens(logits, inverse, keys=keys)
+    assert len(seen) == 2

@@ -46,6 +46,8 @@ def choose_tokens(
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     best = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
+        if log_min_p is not None or filtered:
+            log_min_p, top_k, top_p = _filters(log_min_p, top_k, top_p, rows, logits.device)
         assert logits.stride(1) == 1 and (inverse_temperature is None or keys is not None)
         _choose_kernel[(rows,)](
             logits,
@@ -64,6 +66,36 @@ def choose_tokens(
             **pdl_options(logits.device),
         )
     return tokens, best
+
+
+def _filters(
+    log_min_p: Tensor | None,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    rows: int,
+    device: torch.device,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All three, those that are None as values that keep every token.
+
+    A row skips what its values turn off, so one kernel serves every mixture: seven would be too
+    many to compile before the first request, and one left to the request that needs it makes that
+    wait for seconds.
+    """
+    off = _off.get(device)
+    if off is None or len(off[0]) < rows:
+        off = _off[device] = (
+            torch.full((rows,), -torch.inf, device=device),
+            torch.full((rows,), torch.iinfo(torch.int64).max, device=device),
+            torch.ones(rows, device=device),
+        )
+    return (
+        off[0][:rows] if log_min_p is None else log_min_p,
+        off[1][:rows] if top_k is None else top_k,
+        off[2][:rows] if top_p is None else top_p,
+    )
+
+
+_off: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}  # for the most rows there were
 
 
 @triton.jit
