@@ -150,6 +150,27 @@ def test_memory_for_few_grammars_changes_no_token(
     grammars.check()
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+def test_requests_that_wait_for_room_may_be_aborted_or_wrong(truth: Truth, overlap: bool):
+    grammars = new_cache()
+    grammars._max_bytes = 0  # one at a time
+    engine = TinyEngine(truth.files, overlap=overlap, grammars=grammars)
+    for handle in range(1, 6):
+        text = "(" if handle == 3 else f"[0-9]{{{handle}}}"
+        grammar = StructuredOutput("regex", text)
+        engine.loop.submit(request(handle, [3, 4], 20, n=2, grammar=grammar))
+    assert len(engine.scheduler.pending_grammars) <= 1  # the first, unless it is compiled already
+    engine.scheduler.abort(1)  # the one that the others wait for
+    engine.scheduler.abort(4)
+    engine.scheduler.abort(5, 0)
+    engine.scheduler.check()
+    tokens, failures = run_all(engine, [])
+    assert [(f.handle, f.status) for f in failures] == [(3, 400)]
+    # Both choices of request 2, and what is left of request 5; digits and the end of each.
+    assert {handle: len(found) for (handle, _), found in tokens.items() if found} == {2: 6, 5: 6}
+    assert not engine.scheduler.pending_grammars and not engine.scheduler.has_work
+
+
 def test_lanes_change_no_token(truth: Truth, alone: Tokens, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cache, "_ASKED_PER_LANE", 1)
     fill, orders = MaskFiller.fill, []

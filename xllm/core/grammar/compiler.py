@@ -28,10 +28,11 @@ _MAX_LEXER_STATES = 100_000
 # and none shall come to its limit by the number of its requests.
 _TOKENS_PER_LANE = 8192
 # What a lane takes, as far as it was measured: 30 to 185 bytes for each character of a text, up to
-# 0.3 MB beside, and 0.05 to 1 kB for each token that was sampled (17 kB at the worst).
+# 0.3 MB beside, and 0.05 to 1 kB for each token that was sampled: 17 kB, up to the limit of states,
+# where an expression was written for it. So grammars of an attacker may take five times as much.
 _LANE_BYTES = 256 << 10
 _BYTES_PER_CHAR = 160
-_BYTES_PER_TOKEN = 1 << 10
+_BYTES_PER_TOKEN = 2 << 10
 # Where the alternatives of a JSON value are the most: at the start of an object or array.
 _JSON_OPENINGS = ("{", "[", '{"', "[{", '[{"')
 # Tokens that a JSON string takes whole are allowed by the slice instead of one by one, by how many
