@@ -97,9 +97,9 @@ def test_a_rows_bits_do_not_depend_on_the_batch(implementation: Implementation, 
 
 
 def test_a_prompts_bits_do_not_depend_on_its_chunks(implementation: Implementation) -> None:
-    batch = paged_batch([(150, 150)], heads=(9, 3))
-    whole = implementation.paged_attention(*batch.tensors, 0.125, 0.0, 0, 150)
-    for first, last in ((0, 40), (40, 97), (97, 150)):
+    batch = paged_batch([(330, 330)], heads=(9, 3))
+    whole = implementation.paged_attention(*batch.tensors, 0.125, 0.0, 0, 330)
+    for first, last in ((0, 40), (40, 97), (97, 150), (150, 270), (270, 330)):
         chunk = implementation.paged_attention(
             batch.q[first:last].clone(),
             batch.k_cache,

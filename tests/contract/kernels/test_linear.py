@@ -16,7 +16,7 @@ FORMATS = [
     (torch.float32, torch.int8),
     (torch.bfloat16, torch.int8),
 ]
-SHAPES = [(576, 576), (1536, 576), (64, 100), (50, 48), (4160, 40)]  # (K, N)
+SHAPES = [(576, 576), (1536, 576), (64, 100), (96, 60), (50, 48), (4160, 40)]  # (K, N)
 
 
 def _weight(n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:

@@ -48,6 +48,17 @@ def test_neighbouring_kernels_are_one_step_and_views_none(graphs) -> None:
     assert len(graph._steps) == 4  # x * 2, sixteen norms, add_, the last addition
 
 
+def test_a_graph_keeps_the_memory_of_its_intermediate_tensors() -> None:
+    from xllm.hardware.kernels.cpu.graph import CpuGraphs
+
+    x, weight = torch.randn(300, 4096), torch.rand(4096)
+    graph = CpuGraphs().capture(lambda: _chain(x, weight, 2))
+    others = [torch.zeros_like(x) for _ in range(16)]  # would lie where freed memory lay
+    graph.replay()
+    assert not any(other.any() for other in others)
+    assert torch.equal(graph.output, _chain(x, weight, 2))
+
+
 def test_memory_does_not_grow_with_depth_nor_with_graphs(graphs) -> None:
     x, weight = torch.randn(5, 64), torch.rand(64)
     graphs.capture(lambda: _chain(x, weight, 2))

@@ -44,8 +44,9 @@ _pack_call = struct.Struct("=2q").pack  # kernel, struct
 class CpuGraph:
     """One captured function. ``output`` is what it returned; replays overwrite its tensors."""
 
-    def __init__(self, steps: list[Callable[[], Any]], output: Any) -> None:
+    def __init__(self, steps: list[Callable[[], Any]], output: Any, memory: _Memory) -> None:
         self._steps = steps
+        self._memory = memory  # steps hold addresses of intermediate tensors, not the tensors
         self.output = output
 
     @torch.inference_mode()
@@ -80,7 +81,7 @@ class CpuGraphs:
         recorder = _Recorder(self._memory)
         with torch.inference_mode(), recorder.recording():
             output = work()
-        return CpuGraph(recorder.steps(), output)
+        return CpuGraph(recorder.steps(), output, self._memory)
 
 
 class _Memory:

@@ -3,10 +3,11 @@
 // key and value is read once per group.
 //
 // A row with one query token streams keys and values from the cache (`decode`), in splits that
-// threads share and `merge` joins. Longer rows are cut into tiles of tokens; keys are packed into
-// panels once per tile, and the engine of gemm.h multiplies (`tile`). Splits and key blocks lie at
-// absolute positions and a block that a query does not see changes none of its bits, so a row's
-// result does not depend on the batch, nor a chunk's on where other chunks begin.
+// threads share and `merge` joins. Longer rows are cut into tiles of tokens. A tile packs a block of
+// keys and values into panels; then a slice of its queries after the other is multiplied with them by
+// the engine of gemm.h, weighted and summed up (`tile`). Splits and key blocks lie at absolute
+// positions and a block that a query does not see changes none of its bits, so a row's result does
+// not depend on the batch, nor a chunk's on where other chunks begin.
 #include <omp.h>
 
 #include <type_traits>
@@ -48,14 +49,18 @@ struct Task {
 };
 
 // Rows (tokens x group) of a tile whose scores are computed, weighted and used while they lie in the
-// first-level cache: a multiple of the engine's register blocks. TileEngine takes a whole tile at
-// once, though it lies in the second-level cache: a row that it loads holds the weights of two
-// stores, so a load soon after them waits until both have left the store buffer.
+// first-level cache: a multiple of the engine's register blocks.
 template <class Engine>
 constexpr int64_t kSliceRows = 48;
+// Keys per block of a tile. TileEngine takes many, as the sums of a slice are loaded and stored once
+// per block.
+template <class Engine>
+constexpr int64_t kBlockKeys = kKeys;
 #if defined(XLLM_HAS_TILES)
 template <>
-constexpr int64_t kSliceRows<TileEngine> = kMaxTileRows;
+constexpr int64_t kSliceRows<TileEngine> = 32;
+template <>
+constexpr int64_t kBlockKeys<TileEngine> = 256;
 #endif
 
 // Softmax state of one query head. Weights are 2^(score - reference) with scores in powers of two.
@@ -139,6 +144,50 @@ XLLM_INLINE float softmax_block(const Scaling& scaling, const float* products, i
     const Lanes weight = power_of_two(s[p] - reference);
     store(weight, weights + p * kLanes);
     total = total + weight;
+  }
+  state.total = total;
+  return factor;
+}
+
+// The same for `panels` panels, an even number, of which the products are left scored where there is
+// a softcap. Two weights of a lane leave together: what loads a row of weights finds it in one store.
+XLLM_INLINE float softmax_row(const Scaling& scaling, float* products, int64_t stride, int panels,
+                              int64_t from, int64_t to, Running& state, bf16* weights) {
+  float scale = scaling.scale;
+  if (scaling.softcap != 0.0f) {
+    scale = 1.0f;
+    for (int p = 0; p < panels; ++p)
+      store(scores_of(load(products + p * stride), scaling), products + p * stride);
+  }
+  const Lanes scales = fill(scale);
+  // Of a panel that is seen in part, the lanes that are.
+  const auto visible = [&](const Lanes& x, int p) {
+    const int64_t first = from - p * kLanes, last = to - p * kLanes;
+    return first > 0 || last < kLanes ? only(x, int(first), int(last)) : x;
+  };
+  Lanes highest = fill(kLowest), other = highest;
+  for (int p = 0; p < panels; p += 2) {
+    highest = maximum(visible(load(products + p * stride) * scales, p), highest);
+    other = maximum(visible(load(products + (p + 1) * stride) * scales, p + 1), other);
+  }
+  highest = maximum(highest, other);
+  float factor = 1.0f;
+  if (any_above(highest, state.reference + kSlack)) {
+    const float reference = largest(highest);
+    factor = power_of_two(splat(state.reference - reference))[0];
+    state.reference = reference;
+    state.total = state.total * fill(factor);
+  }
+  const Lanes minus = fill(-state.reference);
+  Lanes total = state.total;
+#pragma GCC unroll 2
+  for (int p = 0; p < panels; p += 2) {
+    const Lanes even = visible(fma(load(products + p * stride), scales, minus), p);
+    const Lanes odd = visible(fma(load(products + (p + 1) * stride), scales, minus), p + 1);
+    const Lanes first = power_of_two(even), second = power_of_two(odd);
+    store_two(first, second, weights + p * kLanes);
+    total = total + first;
+    total = total + second;
   }
   state.total = total;
   return factor;
@@ -303,20 +352,27 @@ void merge(const AttentionArgs& a, const Task& task, int64_t splits, const Parti
 
 // --- a tile of query tokens --------------------------------------------------------------------
 
-// Key j of sixteen into a panel over head_dim.
+// Sixteen keys into a panel over head_dim; zeros for a null pointer. The panel is rows of sixteen
+// words, one of each key: a float, or the bfloat16 of two dimensions.
 template <class Engine, class T>
-void pack_key(const T* key, int64_t dim, int64_t j, typename Engine::Input* panel) {
-  typename Engine::Input row[1024];
-  for (int64_t i = 0; i < dim; i += kLanes) store(load(key + i), row + i);
-  if constexpr (Engine::kPairs) {
-    for (int64_t d = 0; d < dim; d += 2)
-      std::memcpy(static_cast<void*>(panel + d * kLanes + 2 * j), row + d, 4);
-  } else {
-    for (int64_t d = 0; d < dim; ++d) panel[d * kLanes + j] = row[d];
+void pack_keys(const T* const* keys, int64_t dim, typename Engine::Input* panel) {
+  using Input = typename Engine::Input;
+  constexpr int64_t kPerWord = 4 / int64_t(sizeof(Input));
+  constexpr int64_t kRow = kLanes * kPerWord;  // of the panel, and what is taken of a key at once
+  for (int64_t i = 0; i < dim; i += kRow) {
+    const int64_t words = (dim - i < kRow ? dim - i : kRow) / kPerWord;
+    alignas(64) uint32_t square[kLanes][kLanes];
+    for (int j = 0; j < kLanes; ++j) {
+      Input* row = reinterpret_cast<Input*>(square[j]);
+      for (int64_t d = 0; d < words * kPerWord; d += kLanes)
+        store(keys[j] ? load(keys[j] + i + d) : fill(0.0f), row + d);
+    }
+    transpose(square);
+    std::memcpy(static_cast<void*>(panel + i * kLanes), square, size_t(words * kLanes) * 4);
   }
 }
 
-// Values j (even) and j + 1 of kKeys into the panels over keys, which are `stride` apart. A null
+// Values j (even) and j + 1 of a block into the panels over keys, which are `stride` apart. A null
 // pointer is a key that no query of the tile sees: its values are zero, never what the cache holds.
 template <class Engine, class T>
 void pack_values(const T* even, const T* odd, int64_t dim, int64_t j,
@@ -334,6 +390,18 @@ void pack_values(const T* even, const T* odd, int64_t dim, int64_t j,
   }
 }
 
+// Weights of one query for its `keys` products, by the softmax of the engine that reads them.
+XLLM_INLINE float weigh(const Scaling& scaling, float* products, int64_t stride, int64_t keys,
+                        int64_t from, int64_t to, Running& state, bf16* weights) {
+  return softmax_row(scaling, products, stride, int(keys / kLanes), from, to, state, weights);
+}
+XLLM_INLINE float weigh(const Scaling& scaling, float* products, int64_t stride, int64_t keys,
+                        int64_t from, int64_t to, Running& state, float* weights) {
+  if (keys == kSliceKeys)
+    return softmax_block<kSliceKeys / kLanes>(scaling, products, stride, from, to, state, weights);
+  return softmax_block<kKeys / kLanes>(scaling, products, stride, from, to, state, weights);
+}
+
 template <class Engine, class T>
 void tile(const AttentionArgs& a, const Task& task) {
   using Input = typename Engine::Input;
@@ -346,14 +414,14 @@ void tile(const AttentionArgs& a, const Task& task) {
   const int64_t lowest = lowest_visible(a, position);
   const Sequence<T> sequence{a, a.table + task.row * a.table_stride, task.head};
 
-  constexpr int64_t kRows = kSliceRows<Engine>;
-  float* sums = float_scratch.get<float>(rows * (dim + kRunningFloats) + kRows * kKeys);
+  constexpr int64_t kRows = kSliceRows<Engine>, kBlock = kBlockKeys<Engine>;
+  float* sums = float_scratch.get<float>(rows * (dim + kRunningFloats) + kRows * kBlock);
   Running* states = reinterpret_cast<Running*>(sums + rows * dim);
   float* scores = sums + rows * (dim + kRunningFloats);
-  Input* q = input_scratch.get<Input>(rows * depth + kKeys * depth + kKeys * dim + kRows * kKeys);
-  Input *keys = q + rows * depth, *values = keys + kKeys * depth, *weights = values + kKeys * dim;
-  std::memset(static_cast<void*>(sums), 0, size_t(rows * dim) * sizeof(float));
-  if (depth != dim) std::memset(static_cast<void*>(q), 0, size_t(rows * depth) * sizeof(Input));
+  Input* q = input_scratch.get<Input>((rows + kBlock) * depth + kBlock * dim + kRows * kBlock);
+  Input *keys = q + rows * depth, *values = keys + kBlock * depth, *weights = values + kBlock * dim;
+  if (depth != dim)  // padding is zero, never NaN
+    std::memset(static_cast<void*>(q), 0, size_t((rows + kBlock) * depth) * sizeof(Input));
   for (int64_t r = 0; r < rows; ++r) {
     const T* from = static_cast<const T*>(a.q) +
                     ((token + r / group) * a.q_heads + task.head * group + r % group) * dim;
@@ -361,45 +429,44 @@ void tile(const AttentionArgs& a, const Task& task) {
     states[r] = Running();
   }
   const Scaling scaling(a);
-  for (int64_t base = lowest / kKeys * kKeys; base < end; base += kKeys) {
+  const int64_t first_base = lowest / kBlock * kBlock;
+  for (int64_t base = first_base; base < end; base += kBlock) {
     const int64_t from = lowest > base ? lowest - base : 0;
-    const int64_t to = end - base < kKeys ? end - base : kKeys;
-    if (from > 0 || to < kKeys || base == lowest / kKeys * kKeys)  // padding is zero, never NaN
-      std::memset(static_cast<void*>(keys), 0, size_t(kKeys * (depth + dim)) * sizeof(Input));
-    for (int64_t j = from; j < to; ++j)
-      pack_key<Engine>(sequence.key(base + j), dim, j % kLanes,
-                       keys + j / kLanes * depth * kLanes);
-    for (int64_t j = from / 2 * 2; j < to; j += 2)
-      pack_values<Engine>(j >= from ? sequence.value(base + j) : nullptr,
-                          j + 1 < to ? sequence.value(base + j + 1) : nullptr, dim, j, values,
-                          kKeys * kLanes);
+    const int64_t to = end - base < kBlock ? end - base : kBlock;
+    for (int64_t j = 0; j < to; j += kSliceKeys) {
+      const T *some_keys[kSliceKeys], *some_values[kSliceKeys];
+      for (int64_t i = 0; i < kSliceKeys; ++i) {
+        const bool seen = j + i >= from && j + i < to;
+        some_keys[i] = seen ? sequence.key(base + j + i) : nullptr;
+        some_values[i] = seen ? sequence.value(base + j + i) : nullptr;
+      }
+      for (int64_t i = 0; i < kSliceKeys; i += kLanes)
+        pack_keys<Engine>(some_keys + i, dim, keys + (j + i) * depth);
+      for (int64_t i = 0; i < kSliceKeys; i += 2)
+        pack_values<Engine>(some_values[i], some_values[i + 1], dim, j + i, values,
+                            kBlock * kLanes);
+    }
     const int64_t hidden = base > position ? (base - position) * group : 0;  // rows before base
     for (int64_t row = hidden; row < rows; row += kRows) {
       const int64_t count = rows - row < kRows ? rows - row : kRows;
-      const int64_t seen = position + (row + count - 1) / group + 1 - base;  // by the last row
-      const auto slice = [&](auto panels_seen) {
-        constexpr int kPanels = panels_seen;
-        Engine::gemm(count, kPanels, depth, q + row * depth, depth, keys, depth * kLanes, scores,
-                     kRows * kLanes, false);
-        for (int64_t r = row; r < row + count; ++r) {
-          const int64_t here = position + r / group, first = lowest_visible(a, here);
-          const int64_t seen_from = first > base ? first - base : 0, seen_to = here + 1 - base;
-          const float factor = softmax_block<kPanels>(scaling, scores + (r - row) * kLanes,
-                                                      kRows * kLanes, seen_from, seen_to,
-                                                      states[r], weights + (r - row) * kKeys);
-          if (factor != 1.0f)
-            for (int64_t i = 0; i < panels; ++i) {
-              float* sum = sums + (i * rows + r) * kLanes;
-              store(load(sum) * fill(factor), sum);
-            }
-        }
-        Engine::gemm(count, int(panels), kPanels * kLanes, weights, kKeys, values, kKeys * kLanes,
-                     sums + row * kLanes, rows * kLanes, true);
-      };
-      if (seen <= kSliceKeys)
-        slice(std::integral_constant<int, kSliceKeys / kLanes>());
-      else
-        slice(std::integral_constant<int, kKeys / kLanes>());
+      const int64_t last = position + (row + count - 1) / group + 1 - base;  // seen by the last row
+      const int64_t seen = last < kBlock ? round_up(last, kSliceKeys) : kBlock;
+      Engine::gemm(count, int(seen / kLanes), depth, q + row * depth, depth, keys, depth * kLanes,
+                   scores, kRows * kLanes, false);
+      for (int64_t r = row; r < row + count; ++r) {
+        const int64_t here = position + r / group, first = lowest_visible(a, here);
+        const int64_t seen_from = first > base ? first - base : 0, seen_to = here + 1 - base;
+        float* products = scores + (r - row) * kLanes;
+        const float factor = weigh(scaling, products, kRows * kLanes, seen, seen_from, seen_to,
+                                   states[r], weights + (r - row) * kBlock);
+        if (factor != 1.0f && base > first_base)
+          for (int64_t i = 0; i < panels; ++i) {
+            float* sum = sums + (i * rows + r) * kLanes;
+            store(load(sum) * fill(factor), sum);
+          }
+      }
+      Engine::gemm(count, int(panels), seen, weights, kBlock, values, kBlock * kLanes,
+                   sums + row * kLanes, rows * kLanes, base > first_base);
     }
   }
   for (int64_t r = 0; r < rows; ++r) {

@@ -18,8 +18,8 @@
 namespace xllm {
 
 // Memory that will be read after a product. F32Engine asks for it while it computes, so that a
-// product of few rows does not wait for its weights and then for its arithmetic. TileEngine does so
-// where a block has more than 16 rows; with fewer it asks for B itself a few tiles ahead, told of any.
+// product of few rows does not wait for its weights and then for its arithmetic. TileEngine, told of
+// any, asks for B itself a few tiles ahead: at most 16 rows stream it.
 struct Ahead {
   const void* at = nullptr;
   int64_t bytes = 0;
@@ -62,42 +62,39 @@ struct TileEngine {
   using Scope = TileScope;
   static constexpr int64_t kStep = 32;
   static constexpr bool kPairs = true;
-  // Of k per pass: two panels and 32 rows of A stay in the first-level cache meanwhile.
-  static constexpr int64_t kDepth = 320;
 
   static void gemm(int64_t rows, int panels, int64_t k, const bf16* a, int64_t lda, const bf16* b,
                    int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
                    const Ahead& ahead = {}) {
-    // Few rows pass over B once, in the order of memory.
-    const int64_t passes = rows > 32 ? (k + kDepth - 1) / kDepth : 1;
-    const int64_t depth = (k / kStep + passes - 1) / passes * kStep;
-    TileAhead next{static_cast<const char*>(ahead.at)};
-    if (ahead.bytes > 0) {
-      const int64_t steps = (panels + 1) / 2 * ((rows + 31) / 32) * (k / kStep);
-      next.lines = int((ahead.bytes / 64 + steps - 1) / steps);
-    }
-    for (int64_t i = 0; i < k; i += depth) {
-      const int64_t here = k - i < depth ? k - i : depth;
-      for (int p = 0; p < panels; p += 2)
-        for (int64_t row = 0; row < rows; row += 32) {
-          block(rows - row, p + 1 < panels, here, a + row * lda + i, lda,
-                b + p * b_stride + i * kLanes, b_stride, c + p * c_stride + row * kLanes, c_stride,
-                accumulate || i > 0, next);
-          next.at += next.lines * (here / kStep) * 64;
+    for (int p = 0; p < panels; p += 2) {
+      const bf16* columns = b + p * b_stride;
+      const bool two = p + 1 < panels;
+      const auto ask = [&](int64_t i) {
+        if (!ahead.at) return;
+        const bf16* later = columns + (i + 4 * kStep) * kLanes;
+        for (int line = 0; line < 16; ++line) {
+          __builtin_prefetch(later + 32 * line);
+          if (two) __builtin_prefetch(later + b_stride + 32 * line);
         }
+      };
+      for (int64_t row = 0; row < rows; row += 32)
+        block(rows - row, two, k, a + row * lda, lda, columns, b_stride,
+              c + p * c_stride + row * kLanes, c_stride, accumulate, ask);
     }
   }
 
- private:
+  // The first 32 of `rows` rows, with one panel or two. `between` as in tile.h.
+  template <class Between>
   static void block(int64_t rows, bool two, int64_t k, const bf16* a, int64_t lda, const bf16* b,
-                    int64_t b_stride, float* c, int64_t c_stride, bool accumulate, TileAhead next) {
+                    int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
+                    const Between& between) {
     const int here = int(rows < 32 ? rows : 32);
     if (here > 16)
-      two ? tile_block<2, 2>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, next)
-          : tile_block<2, 1>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, next);
+      two ? tile_block<2, 2>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, between)
+          : tile_block<2, 1>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, between);
     else
-      two ? tile_block<1, 2>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, next)
-          : tile_block<1, 1>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, next);
+      two ? tile_block<1, 2>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, between)
+          : tile_block<1, 1>(here, k, a, lda, b, b_stride, c, c_stride, accumulate, between);
   }
 };
 #endif

@@ -2,15 +2,18 @@
 //
 // Few rows stream the weight once, straight into registers: the time is the weight's bytes over the
 // memory bandwidth. More rows expand a group of panels into the cache in the engine's format and
-// multiply all rows with it: the time is arithmetic. Both sum in the order of k, so a row's bits do
-// not depend on the number of rows. One exception: on tiles and bfloat16 dots, int8 weights of a few
-// rows are streamed in float32, which differs from those engines by their rounding of sums.
+// multiply all rows with it: the time is arithmetic. On tiles that is linear_tiles.h. All sum in the
+// order of k, so a row's bits do not depend on the number of rows. One exception: on tiles and
+// bfloat16 dots, int8 weights of a few rows are streamed in float32, which differs from those engines
+// by their rounding of sums.
 #include <omp.h>
 
 #include <type_traits>
 
 #include "activation.h"
 #include "gemm.h"
+#include "linear.h"
+#include "linear_tiles.h"
 #include "runtime.h"
 #include "weights.h"
 
@@ -21,20 +24,6 @@ constexpr int kMaxGroup = 4;         // panels expanded together
 constexpr int64_t kChunkRows = 128;  // rows per task
 constexpr int64_t kOrderedRows = 24;  // in float32, at most one chunk: more are bound by arithmetic
 constexpr int64_t kChunkBytes = 64 << 10;  // of one panel in the cache
-
-struct LinearArgs {
-  const void* x;       // (T, K)
-  const void* weight;  // packed
-  const float* scale;  // (N padded to 16,), or null
-  const void* bias;    // (N,) in the dtype of x, or null
-  void* out;           // (T, N)
-  int64_t tokens, k, padded_k, n;
-  int64_t format;  // 0 float32, 1 bfloat16, 2 int8
-  int64_t dtype;   // of x, bias and out
-  // -1, or an activation's kind: the first half of N are gates of the second half, out is
-  // (T, N / 2), and N is a multiple of 32. Only for rows that are multiplied (`multiply`).
-  int64_t gate;
-};
 
 // x (T, K) into rows of padded_k in the engine's format.
 template <class Input, class T>
@@ -181,18 +170,8 @@ void stream_rows(const LinearArgs& a, const float* x) {
   }
 }
 
-// Rows per task where weights are read as they are packed: tiles are the first to wait for memory.
-template <class Engine>
-constexpr int64_t kDirectRows = kChunkRows;
-// Rows per task where each task expands its weights. On tiles that is a small part of the work.
-template <class Engine>
+// Rows per task where each task expands its weights.
 constexpr int64_t kExpandedRows = 512;
-#if defined(XLLM_HAS_TILES)
-template <>
-constexpr int64_t kDirectRows<TileEngine> = 256;
-template <>
-constexpr int64_t kExpandedRows<TileEngine> = kChunkRows;
-#endif
 
 // Chunks of at most `rows` rows, which share a pass over the weights; of fewer where threads would
 // lack tasks.
@@ -221,7 +200,7 @@ void multiply(const LinearArgs& a, const typename Engine::Input* x) {
   const int sides = a.gate < 0 ? 1 : 2;
   const int64_t all_panels = ceil_div(a.n, kLanes), panels = all_panels / sides;
   const int64_t chunks = chunk_count(
-      a.tokens, panels, threads, kDirect ? kDirectRows<Engine> : kExpandedRows<Engine>);
+      a.tokens, panels, threads, kDirect ? kChunkRows : kExpandedRows);
   // Few rows in float32 go panel by panel in the order of memory, each asking for the next.
   const bool in_order = std::is_same_v<Engine, F32Engine> && a.tokens <= kOrderedRows;
   // Few rows read an expanded panel once: no more of them than the first-level cache holds.
@@ -251,17 +230,7 @@ void multiply(const LinearArgs& a, const typename Engine::Input* x) {
           Ahead ahead;
           if (in_order && next + depth * kLanes <= end)
             ahead = {next, depth * kLanes * int64_t(sizeof(Element))};
-          if (kDirect && !std::is_same_v<Engine, F32Engine>) {
-            ahead = {next, 0};
-            // Chunks that read the same weights share the request for those of the tasks to come.
-            const int64_t coming = ceil_div(threads, chunks) * group;
-            if (chunks > 1 && first + coming + group <= panels) {
-              const int64_t share = group * depth * kLanes / chunks;
-              ahead = {packed + coming * a.padded_k * kLanes + k * group * kLanes +
-                           task % chunks * share,
-                       share * int64_t(sizeof(Element))};
-            }
-          }
+          if (kDirect && Engine::kPairs) ahead = {next, 0};
           const Input* b;
           int64_t b_stride;
           if constexpr (kDirect) {
@@ -298,6 +267,10 @@ void linear_with(const LinearArgs& a) {
   const auto* x = prepare_input<typename Engine::Input>(a, scratch);
   if constexpr (std::is_same_v<Engine, F32Engine>)
     if (a.tokens <= kMaxStreamedRows) return stream_rows<Weights>(a, x);
+#if defined(XLLM_HAS_TILES)
+  if constexpr (std::is_same_v<Engine, TileEngine>)
+    if (a.tokens >= kMinTileBlockRows) return multiply_tiles<Weights>(a, x);
+#endif
   multiply<Engine, Weights>(a, x);
 }
 

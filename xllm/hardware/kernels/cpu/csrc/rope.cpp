@@ -77,9 +77,14 @@ void rope(const RopeArgs& a) {
     const T* keys = qkv + a.q_heads * dim;
     const T* values = keys + a.kv_heads * dim;
     for (int64_t h = 0; h < a.kv_heads; ++h) {
-      T rotated[kMaxHeadDim];
-      rotation.apply(keys + h * dim, static_cast<const T*>(a.k_weight), rotated);
-      copy_strided(rotated, k + h * a.k_stride_head, dim, a.k_stride_dim);
+      T* key = k + h * a.k_stride_head;
+      if (a.k_stride_dim == 1) {
+        rotation.apply(keys + h * dim, static_cast<const T*>(a.k_weight), key);
+      } else {
+        T rotated[kMaxHeadDim];
+        rotation.apply(keys + h * dim, static_cast<const T*>(a.k_weight), rotated);
+        copy_strided(rotated, key, dim, a.k_stride_dim);
+      }
       copy_strided(values + h * dim, v + h * a.v_stride_head, dim, a.v_stride_dim);
     }
   }

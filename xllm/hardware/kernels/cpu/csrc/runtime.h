@@ -5,8 +5,12 @@
 // and 1 for bfloat16.
 #pragma once
 
+#include <omp.h>
+
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 
 #include "vector.h"
 
@@ -52,6 +56,38 @@ void with_dtype(int64_t dtype, F f) {
   else
     f(float{});
 }
+
+// Tasks 0 .. count of a parallel region. Each thread takes a run of consecutive ones, the same in
+// every region with as many tasks, and then what other threads have left of theirs: rows stay in the
+// cache of the core that wrote them, and no thread waits for a slow one.
+class TaskRuns {
+ public:
+  TaskRuns(int64_t count, int threads) : threads_(threads), runs_(new Run[size_t(threads)]) {
+    for (int t = 0; t < threads; ++t) {
+      runs_[size_t(t)].next = count * t / threads;
+      runs_[size_t(t)].end = count * (t + 1) / threads;
+    }
+  }
+
+  // Calls f(task) until none is left. Every thread of the region calls it, each once.
+  template <class F>
+  void work(F f) {
+    const int self = omp_get_thread_num();
+    for (int i = 0; i < threads_; ++i) {
+      Run& run = runs_[size_t((self + i) % threads_)];
+      for (int64_t task; (task = run.next.fetch_add(1, std::memory_order_relaxed)) < run.end;)
+        f(task);
+    }
+  }
+
+ private:
+  struct alignas(64) Run {
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+  int threads_;
+  std::unique_ptr<Run[]> runs_;
+};
 
 // Below this many elements a second thread costs more than it saves.
 constexpr int64_t kParallelElements = 1 << 15;

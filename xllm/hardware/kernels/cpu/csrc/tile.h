@@ -115,17 +115,12 @@ inline bool tiles_permitted() {
 #endif
 }
 
-// Memory to ask for during a product: `lines` cache lines from `at` on for every 32 of k.
-struct TileAhead {
-  const char* at = nullptr;
-  int lines = 0;
-};
-
-// `rows` in 1..16 (HALVES = 1) or 17..32 (HALVES = 2); strides in elements.
-template <int HALVES, int PANELS>
+// `rows` in 1..16 (HALVES = 1) or 17..32 (HALVES = 2); strides in elements. `between(i)` runs after
+// the products of k = i .. i + 32: the vector units and the memory have time for other work then.
+template <int HALVES, int PANELS, class Between>
 inline void tile_block(int rows, int64_t k, const bf16* a, int64_t lda, const bf16* b,
                        int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
-                       TileAhead next) {
+                       const Between& between) {
   constexpr int64_t kRowBytes = 64;
   configure_tiles(rows);
   finish_stores(a);
@@ -155,15 +150,7 @@ inline void tile_block(int rows, int64_t k, const bf16* a, int64_t lda, const bf
       _tile_dpbf16ps(2, 5, 6);
       if constexpr (PANELS == 2) _tile_dpbf16ps(3, 5, 7);
     }
-    if constexpr (HALVES == 2)  // into the second-level cache: it is of another task
-      for (int line = 0; line < next.lines; ++line, next.at += 64)
-        __builtin_prefetch(next.at, 0, 2);
-    if (HALVES == 1 && next.at) {  // few rows stream B from memory: ask for it a few tiles ahead
-      for (int line = 0; line < 16; ++line) {
-        __builtin_prefetch(column + 4 * 512 + 32 * line);
-        if constexpr (PANELS == 2) __builtin_prefetch(column + b_stride + 4 * 512 + 32 * line);
-      }
-    }
+    between(i);
   }
   _tile_stored(0, c, kRowBytes);
   if constexpr (PANELS == 2) _tile_stored(1, c1, kRowBytes);

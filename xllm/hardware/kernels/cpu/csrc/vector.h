@@ -109,6 +109,26 @@ XLLM_INLINE void store(const Pack<R>& v, bf16* p) {
   }
 }
 
+// 32 values in a row.
+XLLM_INLINE void store_two(const Lanes& a, const Lanes& b, bf16* p) {
+#if defined(__AVX512BF16__)
+  const auto both = _mm512_cvtne2ps_pbh((__m512)b.r[0], (__m512)a.r[0]);
+  std::memcpy(static_cast<void*>(p), &both, sizeof(both));
+#else
+  store(a, p);
+  store(b, p + kLanes);
+#endif
+}
+
+// x as it would be read after a store as T.
+template <class T>
+XLLM_INLINE Lanes rounded(const Lanes& x) {
+  if constexpr (sizeof(T) == 4) return x;
+  Lanes v;
+  XLLM_EACH_REGISTER(kRegisters) v.r[i] = widen(narrow(x.r[i]));
+  return v;
+}
+
 // Sixteen pairs (even, odd) of bfloat16. The values must be bfloat16 or int8 already: the low half
 // of each float is cut off, not rounded.
 XLLM_INLINE void store_pairs(const Lanes& even, const Lanes& odd, bf16* p) {
@@ -116,6 +136,45 @@ XLLM_INLINE void store_pairs(const Lanes& even, const Lanes& odd, bf16* p) {
     const uints pair = ((uints)odd.r[i] & 0xffff0000u) | ((uints)even.r[i] >> 16);
     std::memcpy(p + 2 * i * kRegisterLanes, &pair, sizeof(pair));
   }
+}
+
+// Transposes sixteen rows of sixteen words.
+XLLM_INLINE void transpose(uint32_t (&square)[kLanes][kLanes]) {
+#if XLLM_REGISTER_BYTES == 64
+  __m512i r[kLanes], t[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) r[i] = _mm512_load_si512(square[i]);
+#pragma GCC unroll 8
+  for (int i = 0; i < kLanes; i += 2) {  // pairs of words, by 128-bit lane
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < kLanes; i += 4)  // r[i + c]: word 4 lane + c of rows i .. i + 3
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + 2 + j]);
+      r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + 2 + j]);
+    }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {  // 4 x 4 of lanes
+    const __m512i low = _mm512_shuffle_i32x4(r[c], r[c + 4], 0x88);
+    const __m512i low_odd = _mm512_shuffle_i32x4(r[c], r[c + 4], 0xdd);
+    const __m512i high = _mm512_shuffle_i32x4(r[c + 8], r[c + 12], 0x88);
+    const __m512i high_odd = _mm512_shuffle_i32x4(r[c + 8], r[c + 12], 0xdd);
+    _mm512_store_si512(square[c], _mm512_shuffle_i32x4(low, high, 0x88));
+    _mm512_store_si512(square[c + 4], _mm512_shuffle_i32x4(low_odd, high_odd, 0x88));
+    _mm512_store_si512(square[c + 8], _mm512_shuffle_i32x4(low, high, 0xdd));
+    _mm512_store_si512(square[c + 12], _mm512_shuffle_i32x4(low_odd, high_odd, 0xdd));
+  }
+#else
+  for (int i = 0; i < kLanes; ++i)
+    for (int j = 0; j < i; ++j) {
+      const uint32_t word = square[i][j];
+      square[i][j] = square[j][i];
+      square[j][i] = word;
+    }
+#endif
 }
 
 template <int R = kRegisters>
