@@ -25,11 +25,11 @@ void act_and_mul(const ActivationArgs& a) {
     T* to = out + t * width;
     int64_t i = 0;
     for (; i + kLanes <= width; i += kLanes)
-      store(activate<KIND>(load(gate + i)) * load(up + i), to + i);
+      store(activate<KIND, T>(load(gate + i)) * load(up + i), to + i);
     if (i < width) {
       float g[kLanes] = {}, u[kLanes] = {}, y[kLanes];
       for (int64_t j = i; j < width; ++j) g[j - i] = to_float(gate[j]), u[j - i] = to_float(up[j]);
-      store(activate<KIND>(load(g)) * load(u), y);
+      store(activate<KIND, T>(load(g)) * load(u), y);
       for (int64_t j = i; j < width; ++j) from_float(y[j - i], to + j);
     }
   }

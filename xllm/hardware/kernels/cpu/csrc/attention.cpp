@@ -133,7 +133,7 @@ XLLM_INLINE float softmax_block(const Scaling& scaling, const float* products, i
   float factor = 1.0f;
   if (any_above(highest, state.reference + kSlack)) {  // a NaN reaches the result by its weight
     const float reference = largest(highest);
-    factor = power_of_two(splat(state.reference - reference))[0];
+    factor = power_of_two<5>(splat(state.reference - reference))[0];
     state.reference = reference;
     state.total = state.total * fill(factor);
   }
@@ -160,36 +160,51 @@ XLLM_INLINE float softmax_row(const Scaling& scaling, float* products, int64_t s
       store(scores_of(load(products + p * stride), scaling), products + p * stride);
   }
   const Lanes scales = fill(scale);
-  // Of a panel that is seen in part, the lanes that are.
+  // Pairs of panels first .. last are seen as a whole. The others are rare.
+  const int beyond = from < panels * kLanes ? int(ceil_div(from, 2 * kLanes)) * 2 : panels;
+  const int last = to < panels * kLanes ? int(to / (2 * kLanes)) * 2 : panels;
+  const int first = beyond < last ? beyond : last;
   const auto visible = [&](const Lanes& x, int p) {
-    const int64_t first = from - p * kLanes, last = to - p * kLanes;
-    return first > 0 || last < kLanes ? only(x, int(first), int(last)) : x;
+    return only(x, int(from) - p * kLanes, int(to) - p * kLanes);
   };
   Lanes highest = fill(kLowest), other = highest;
-  for (int p = 0; p < panels; p += 2) {
-    highest = maximum(visible(load(products + p * stride) * scales, p), highest);
-    other = maximum(visible(load(products + (p + 1) * stride) * scales, p + 1), other);
-  }
+  const auto compare = [&](int begin, int end, auto seen) {
+    for (int p = begin; p < end; p += 2) {
+      highest = maximum(seen(load(products + p * stride) * scales, p), highest);
+      other = maximum(seen(load(products + (p + 1) * stride) * scales, p + 1), other);
+    }
+  };
+  const auto whole = [](const Lanes& x, int) { return x; };
+  compare(0, first, visible);
+  compare(first, last, whole);
+  compare(last, panels, visible);
   highest = maximum(highest, other);
   float factor = 1.0f;
   if (any_above(highest, state.reference + kSlack)) {
     const float reference = largest(highest);
-    factor = power_of_two(splat(state.reference - reference))[0];
+    factor = power_of_two<5>(splat(state.reference - reference))[0];
     state.reference = reference;
     state.total = state.total * fill(factor);
   }
   const Lanes minus = fill(-state.reference);
   Lanes total = state.total;
+  other = fill(0.0f);
+  const auto weigh_pairs = [&](int begin, int end, auto seen) {
 #pragma GCC unroll 2
-  for (int p = 0; p < panels; p += 2) {
-    const Lanes even = visible(fma(load(products + p * stride), scales, minus), p);
-    const Lanes odd = visible(fma(load(products + (p + 1) * stride), scales, minus), p + 1);
-    const Lanes first = power_of_two(even), second = power_of_two(odd);
-    store_two(first, second, weights + p * kLanes);
-    total = total + first;
-    total = total + second;
-  }
-  state.total = total;
+    for (int p = begin; p < end; p += 2) {
+      const Lanes score = fma(load(products + p * stride), scales, minus);
+      const Lanes next = fma(load(products + (p + 1) * stride), scales, minus);
+      const Lanes weight = power_of_two<3>(seen(score, p));
+      const Lanes next_weight = power_of_two<3>(seen(next, p + 1));
+      store_two(weight, next_weight, weights + p * kLanes);
+      total = total + weight;
+      other = other + next_weight;
+    }
+  };
+  weigh_pairs(0, first, visible);
+  weigh_pairs(first, last, whole);
+  weigh_pairs(last, panels, visible);
+  state.total = total + other;
   return factor;
 }
 
@@ -352,6 +367,21 @@ void merge(const AttentionArgs& a, const Task& task, int64_t splits, const Parti
 
 // --- a tile of query tokens --------------------------------------------------------------------
 
+// A multiple of sixteen elements as the engine reads them.
+template <class T, class Input>
+XLLM_INLINE void copy_row(const T* from, Input* to, int64_t count) {
+  for (int64_t i = 0; i < count; i += 2 * kLanes)
+    if constexpr (std::is_same_v<T, Input>) {
+      if (i + kLanes < count)
+        std::memcpy(static_cast<void*>(to + i), from + i, 2 * kLanes * sizeof(T));
+      else
+        std::memcpy(static_cast<void*>(to + i), from + i, kLanes * sizeof(T));
+    } else {
+      for (int64_t d = i; d < i + 2 * kLanes && d < count; d += kLanes)
+        store(load(from + d), to + d);
+    }
+}
+
 // Sixteen keys into a panel over head_dim; zeros for a null pointer. The panel is rows of sixteen
 // words, one of each key: a float, or the bfloat16 of two dimensions.
 template <class Engine, class T>
@@ -364,8 +394,10 @@ void pack_keys(const T* const* keys, int64_t dim, typename Engine::Input* panel)
     alignas(64) uint32_t square[kLanes][kLanes];
     for (int j = 0; j < kLanes; ++j) {
       Input* row = reinterpret_cast<Input*>(square[j]);
-      for (int64_t d = 0; d < words * kPerWord; d += kLanes)
-        store(keys[j] ? load(keys[j] + i + d) : fill(0.0f), row + d);
+      if (!keys[j])
+        std::memset(static_cast<void*>(row), 0, size_t(words) * 4);
+      else
+        copy_row(keys[j] + i, row, words * kPerWord);
     }
     transpose(square);
     std::memcpy(static_cast<void*>(panel + i * kLanes), square, size_t(words * kLanes) * 4);
@@ -425,7 +457,7 @@ void tile(const AttentionArgs& a, const Task& task) {
   for (int64_t r = 0; r < rows; ++r) {
     const T* from = static_cast<const T*>(a.q) +
                     ((token + r / group) * a.q_heads + task.head * group + r % group) * dim;
-    for (int64_t i = 0; i < dim; i += kLanes) store(load(from + i), q + r * depth + i);
+    copy_row(from, q + r * depth, dim);
     states[r] = Running();
   }
   const Scaling scaling(a);

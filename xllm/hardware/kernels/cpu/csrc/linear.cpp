@@ -69,7 +69,7 @@ void write_gated(const LinearArgs& a, const float* gates, const float* ups, int6
       T gate[kLanes], up[kLanes];
       store(fma(load(gates + r * kLanes), gate_scale, gate_bias), gate);
       store(fma(load(ups + r * kLanes), up_scale, up_bias), up);
-      store(activate<kind>(load(gate)) * load(up), out + r * width);
+      store(activate<kind, T>(load(gate)) * load(up), out + r * width);
     }
   });
 }

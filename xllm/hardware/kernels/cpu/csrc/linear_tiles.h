@@ -87,7 +87,7 @@ class BlockWriter {
     if constexpr (KIND < 0)
       return scaled(0, p);
     else
-      return activate<KIND>(rounded<bf16>(scaled(0, p))) * rounded<bf16>(scaled(1, p));
+      return activate<KIND, bf16>(rounded<bf16>(scaled(0, p))) * rounded<bf16>(scaled(1, p));
   }
 
   Lanes scale_[kSides][2], bias_[kSides][2];

@@ -22,41 +22,75 @@ struct NormArgs {
 // cache, so rows come from the third, and those that are written have to become this core's alone.
 constexpr int64_t kAheadBytes = 4096;
 
-// residual += x, rounded. Asks for what lies `ahead` elements on, of out too.
-template <class T>
-void add_row(const T* x, T* residual, const T* out, int64_t hidden, int64_t ahead) {
+// residual += x, rounded, where there is one. The sum of squares of what is to be normalized. Asks for
+// what lies `ahead` elements on, of out too.
+template <class T, bool RESIDUAL>
+float add_row(const T* x, T* residual, const T* out, int64_t hidden, int64_t ahead) {
+  Squares squares;
+  const auto added = [&](int64_t i) {
+    if constexpr (!RESIDUAL) return load(x + i);
+    return load(residual + i) + load(x + i);
+  };
   int64_t i = 0;
-  for (; i + kLanes <= hidden; i += kLanes) {
-    __builtin_prefetch(x + i + ahead);
-    __builtin_prefetch(residual + i + ahead, 1);
-    __builtin_prefetch(out + i + ahead, 1);
-    store(load(residual + i) + load(x + i), residual + i);
+  for (; i + 2 * kLanes <= hidden; i += 2 * kLanes) {
+    Lanes even = added(i), odd = added(i + kLanes);
+    if constexpr (RESIDUAL) {
+      __builtin_prefetch(x + i + ahead);
+      __builtin_prefetch(residual + i + ahead, 1);
+      __builtin_prefetch(out + i + ahead, 1);
+      even = store_rounded(even, residual + i);
+      odd = store_rounded(odd, residual + i + kLanes);
+    }
+    squares.add(even, odd);
   }
-  for (; i < hidden; ++i) from_float(to_float(residual[i]) + to_float(x[i]), residual + i);
+  for (; i + kLanes <= hidden; i += kLanes) {
+    Lanes last = added(i);
+    if constexpr (RESIDUAL) last = store_rounded(last, residual + i);
+    squares.add(last);
+  }
+  float total = squares.total();
+  for (; i < hidden; ++i) {
+    if constexpr (RESIDUAL) from_float(to_float(residual[i]) + to_float(x[i]), residual + i);
+    const float value = to_float(RESIDUAL ? residual[i] : x[i]);
+    total += value * value;
+  }
+  return total;
 }
 
+// out = x * scale * weights, rounded once.
 template <class T>
+void scale_row(const T* x, const float* weights, float scale, T* out, int64_t hidden) {
+  const Lanes scales = fill(scale);
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= hidden; i += 2 * kLanes) {
+    const Lanes first = load(x + i) * scales * load(weights + i);
+    store_two(first, load(x + i + kLanes) * scales * load(weights + i + kLanes), out + i);
+  }
+  for (; i < hidden; ++i) from_float(to_float(x[i]) * scale * weights[i], out + i);
+}
+
+template <class T, bool RESIDUAL>
 void norm(const NormArgs& a) {
+  static thread_local Scratch scratch;
   const T* x = static_cast<const T*>(a.x);
   T* residual = static_cast<T*>(a.residual);
-  const T* weight = static_cast<const T*>(a.weight);
   T* out = static_cast<T*>(a.out);
   const int64_t hidden = a.hidden;
   const int64_t rows_ahead = ceil_div(kAheadBytes, hidden * int64_t(sizeof(T)));
+  float* weights = scratch.get<float>(hidden);
+  for (int64_t i = 0; i < hidden; ++i)
+    weights[i] = to_float(static_cast<const T*>(a.weight)[i]) + float(a.offset);
 #pragma omp parallel num_threads(num_threads()) if (a.tokens * hidden > kParallelElements)
   {
     const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
     const int64_t last = a.tokens * (thread + 1) / threads;
     for (int64_t t = a.tokens * thread / threads; t < last; ++t) {
-      const T* row = x + t * hidden;
-      T* to = out + t * hidden;
-      if (residual) {
-        // Never rows of another thread, which would lose them; the row at hand costs nothing.
-        const int64_t ahead = t + rows_ahead < last ? rows_ahead * hidden : 0;
-        add_row(row, residual + t * hidden, to, hidden, ahead);
-        row = residual + t * hidden;
-      }
-      rms_norm_row(row, weight, to, hidden, float(a.eps), float(a.offset));
+      const int64_t at = t * hidden;
+      // Never rows of another thread, which would lose them; the row at hand costs nothing.
+      const int64_t ahead = t + rows_ahead < last ? rows_ahead * hidden : 0;
+      const float total = add_row<T, RESIDUAL>(x + at, residual + at, out + at, hidden, ahead);
+      scale_row(RESIDUAL ? residual + at : x + at, weights, rms_scale(total, hidden, float(a.eps)),
+                out + at, hidden);
     }
   }
 }
@@ -65,5 +99,8 @@ void norm(const NormArgs& a) {
 }  // namespace xllm
 
 XLLM_EXPORT void xllm_rms_norm(const xllm::NormArgs* args) {
-  xllm::with_dtype(args->dtype, [&](auto element) { xllm::norm<decltype(element)>(*args); });
+  xllm::with_dtype(args->dtype, [&](auto element) {
+    using T = decltype(element);
+    args->residual ? xllm::norm<T, true>(*args) : xllm::norm<T, false>(*args);
+  });
 }
