@@ -66,13 +66,23 @@ def test_act_and_mul(
     )
 
 
-def test_activations_keep_their_limits(implementation: Implementation) -> None:
-    gate = torch.tensor([[-1e4, -100.0, -0.0, 100.0, 1e4, float("nan")]])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activations_keep_their_limits(implementation: Implementation, dtype: torch.dtype) -> None:
+    gate = torch.tensor([[-1e4, -100.0, -0.0, 100.0, 1e4, float("nan")]], dtype=dtype)
     gate_up = torch.cat((gate, torch.ones_like(gate)), dim=1)
     for activation in ("silu", "gelu_tanh", "gelu"):
         out = implementation.act_and_mul(gate_up, activation)[0]
-        torch.testing.assert_close(out[:5], torch.tensor([0.0, 0.0, 0.0, 100.0, 1e4]))
+        expected = torch.tensor([0.0, 0.0, 0.0, 100.0, 1e4], dtype=dtype)
+        torch.testing.assert_close(out[:5], expected, rtol=0.0, atol=1e-6)
         assert out[5].isnan()
+
+
+def test_silu_in_bfloat16_is_off_by_its_rounding(implementation: Implementation) -> None:
+    """Beside the half unit of that, a twelfth of one."""
+    gate = (random(64, 1536) * 8).bfloat16()
+    out = implementation.act_and_mul(torch.cat((gate, torch.ones_like(gate)), dim=1), "silu")
+    exact = torch.nn.functional.silu(gate.double())
+    assert ((out.double() - exact).abs() <= exact.abs() * (2**-8 + 3e-4)).all()
 
 
 def test_an_unknown_activation_names_itself(implementation: Implementation) -> None:

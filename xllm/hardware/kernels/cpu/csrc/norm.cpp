@@ -83,14 +83,19 @@ void norm(const NormArgs& a) {
 #pragma omp parallel num_threads(num_threads()) if (a.tokens * hidden > kParallelElements)
   {
     const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    const int64_t last = a.tokens * (thread + 1) / threads;
-    for (int64_t t = a.tokens * thread / threads; t < last; ++t) {
-      const int64_t at = t * hidden;
+    const int64_t first = a.tokens * thread / threads, last = a.tokens * (thread + 1) / threads;
+    const auto sum_row = [&](int64_t t) {
       // Never rows of another thread, which would lose them; the row at hand costs nothing.
-      const int64_t ahead = t + rows_ahead < last ? rows_ahead * hidden : 0;
-      const float total = add_row<T, RESIDUAL>(x + at, residual + at, out + at, hidden, ahead);
+      const int64_t at = t * hidden, ahead = t + rows_ahead < last ? rows_ahead * hidden : 0;
+      return t < last ? add_row<T, RESIDUAL>(x + at, residual + at, out + at, hidden, ahead) : 0.0f;
+    };
+    float total = sum_row(first);
+    for (int64_t t = first; t < last; ++t) {
+      const float next = sum_row(t + 1);  // while the root of this row's is taken
+      const int64_t at = t * hidden;
       scale_row(RESIDUAL ? residual + at : x + at, weights, rms_scale(total, hidden, float(a.eps)),
                 out + at, hidden);
+      total = next;
     }
   }
 }
