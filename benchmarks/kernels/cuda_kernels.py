@@ -26,7 +26,7 @@ from xllm.hardware.kernels.triton import launch
 from xllm.hardware.kernels.triton import linear as linears
 from xllm.hardware.kernels.triton.activation import act_and_mul
 from xllm.hardware.kernels.triton.attention import paged_attention
-from xllm.hardware.kernels.triton.decode_attention import SplitPlan, decode_attention
+from xllm.hardware.kernels.triton.decode_attention import KeyTile, SplitPlan, decode_attention
 from xllm.hardware.kernels.triton.norm import fused_add_rms_norm
 from xllm.hardware.kernels.triton.prefill_attention import prefill_attention
 from xllm.hardware.kernels.triton.rope import qk_norm_rope_kv_write
@@ -40,7 +40,12 @@ QWEN3 = {  # hidden, intermediate, query heads, layers
     "8b": (4096, 12288, 32, 36),
     "0.6b": (1024, 3072, 16, 28),
 }
-PLANS = {1: ((16, 1), (32, 1)), 8: ((16, 2),), 64: ((2, 4), (4, 4)), 256: ((1, 1), (2, 4))}
+PLANS = {
+    1: ((16, 64), (16, 128)),
+    8: ((16, 256),),
+    64: ((2, 512), (4, 512)),
+    256: ((1, 512), (2, 512)),
+}
 KV_HEADS, HEAD_DIM, VOCAB = 8, 128, 151936
 
 
@@ -131,11 +136,9 @@ def decode_options(rows: int, block_size: int) -> list[dict]:
     """The shipped choice, and others where they are compared."""
     if block_size != 32:
         return [{}]
-    tiles = ((32, 2, 4), (32, 4, 3), (64, 4, 3), (64, 2, 3), (64, 4, 5), (128, 4, 3), (128, 4, 4))
+    tiles = ((32, 2, 4), (32, 4, 4), (64, 4, 2), (64, 4, 3), (64, 2, 3), (128, 4, 2), (128, 4, 3))
     return [{}] + [
-        {"plan": SplitPlan(s, m), "block_n": n, "num_warps": w, "num_stages": t}
-        for s, m in PLANS[rows]
-        for n, w, t in tiles
+        {"plan": SplitPlan(*plan), "tile": KeyTile(*tile)} for plan in PLANS[rows] for tile in tiles
     ]
 
 

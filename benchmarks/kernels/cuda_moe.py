@@ -29,7 +29,7 @@ from cuda_kernels import (
 )
 
 from xllm.hardware.kernels.triton import fp8, linear, moe, moe_group, moe_stream, route
-from xllm.hardware.kernels.triton.decode_attention import decode_attention
+from xllm.hardware.kernels.triton.decode_attention import KeyTile, decode_attention
 
 HIDDEN, INNER, EXPERTS, TOP_K = 2048, 768, 128, 8
 PRODUCTS = {  # of Qwen3-8B: outputs, inputs
@@ -159,8 +159,8 @@ def cache_cases() -> Iterator[Case]:
             (128, 2, 3),
             (64, 2, 4),
         ):
-            tile = {"block_n": n, "num_warps": warps, "num_stages": stages}
-            call = functools.partial(decode_attention, q, keys, values, **batch, out=out, **tile)
+            tile = KeyTile(n, warps, stages)
+            call = functools.partial(decode_attention, q, keys, values, **batch, out=out, tile=tile)
             size = 2 * rows * context * KV_HEADS * HEAD_DIM
             yield Case(f"8-bit cache {rows}x{context} {tile}", [call], bytes=size)
 

@@ -9,6 +9,7 @@ from tests.fakes.hopper import compiled_launches
 
 def launch_all() -> None:
     """Launch every kernel that reads or writes 8-bit floats, as the engine does."""
+    from xllm.hardware.kernels.shared_prefix import LINE_ROWS, SharedPrefix
     from xllm.hardware.kernels.triton import fp8, fp8_block
     from xllm.hardware.kernels.triton.activation import act_and_mul
     from xllm.hardware.kernels.triton.decode_attention import decode_attention
@@ -38,6 +39,10 @@ def launch_all() -> None:
         heads = (8, 2, 64, norm, norm)
         qk_norm_rope_kv_write(qkv, slots, cos_sin, cache[0], cache[1], slots, *heads, 1e-6)
     decode_attention(q, cache[0], cache[1], starts, lens, table, 0.1, 0.0, 0, out)
+    prefix = SharedPrefix(torch.zeros_like(lens), torch.zeros(1, LINE_ROWS, dtype=torch.int32))
+    for keys in (cache, cache.to(torch.bfloat16)):
+        batch = (q, keys[0], keys[1], starts, lens, table, 0.1, 0.0, 0)
+        decode_attention(*batch, out, prefix=prefix)
     prefill_attention(q, cache[0], cache[1], starts, lens, table, 0.1, 0.0, 0, out)
     for tokens in (100, 1000):
         quantized = fp8.quantize_tokens(torch.empty(tokens, 1024, dtype=torch.bfloat16), 128)

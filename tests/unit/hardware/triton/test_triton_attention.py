@@ -11,7 +11,12 @@ from torch import Tensor
 
 from xllm.hardware.kernels import reference
 from xllm.hardware.kernels.triton.attention import paged_attention
-from xllm.hardware.kernels.triton.decode_attention import SplitPlan, choose_splits, decode_attention
+from xllm.hardware.kernels.triton.decode_attention import (
+    KeyTile,
+    SplitPlan,
+    choose_splits,
+    decode_attention,
+)
 
 CASES = {
     "decode rows of ragged lengths": {"query_lens": [1, 1, 1], "seq_lens": [1, 16, 75]},
@@ -71,7 +76,7 @@ def _check(batch: PagedBatch, softcap: float, window: int, sinks: Tensor | None 
 
 
 @pytest.mark.parametrize(
-    "plan", [SplitPlan(1, 1), SplitPlan(2, 1), SplitPlan(16, 1), SplitPlan(4, 2)]
+    "plan", [SplitPlan(1, 16), SplitPlan(2, 16), SplitPlan(16, 16), SplitPlan(4, 32)]
 )
 @pytest.mark.parametrize("sinks", [None, SINKS], ids=["no sinks", "sinks"])
 def test_any_number_of_shares_gives_the_same_answer(plan: SplitPlan, sinks, device) -> None:
@@ -81,6 +86,18 @@ def test_any_number_of_shares_gives_the_same_answer(plan: SplitPlan, sinks, devi
         sinks = torch.tensor(sinks, device=device)
     decode_attention(*batch.arguments, 0.3, 0.0, 0, out, sinks=sinks, plan=plan)
     expected = reference.paged_attention(*batch.arguments, 0.3, 0.0, 0, 1, sinks)
+    torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 12, 16, 64])
+@pytest.mark.parametrize("window", [0, 40])
+def test_tiles_may_hold_many_blocks_or_a_part_of_one(block_size: int, window: int, device) -> None:
+    batch = paged_batch([1, 1, 1], [90, 33, 1], block_size=block_size, device=device)
+    batch.block_table[:, -1] = 1 << 30  # past the last block of any row: never looked at
+    out = torch.full((3, 4 * 16), float("nan"), device=device)
+    rest = (0.3, 0.0, window)
+    decode_attention(*batch.arguments, *rest, out, plan=SplitPlan(2, 32), tile=KeyTile(32, 4, 2))
+    expected = reference.paged_attention(*batch.arguments, *rest, 1)
     torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-5)
 
 
@@ -99,4 +116,4 @@ def test_blocks_left_of_the_window_are_never_used(device) -> None:
 def test_few_rows_are_split_more_than_many() -> None:
     few, many = choose_splits(1, 8, 132), choose_splits(256, 8, 132)
     assert few.splits > many.splits
-    assert few.min_tiles < many.min_tiles
+    assert few.min_keys < many.min_keys

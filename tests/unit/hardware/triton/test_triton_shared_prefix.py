@@ -12,6 +12,7 @@ from xllm.hardware.kernels import reference
 from xllm.hardware.kernels.shared_prefix import LINE_ROWS, PREFIX_UNIT, SharedPrefix
 from xllm.hardware.kernels.triton.attention import paged_attention
 from xllm.hardware.kernels.triton.decode_attention import SplitPlan, decode_attention
+from xllm.hardware.kernels.triton.shared_prefix import choose_prefix_shares
 
 
 def _share(batch: PagedBatch, groups: list[tuple[list[int], int]]) -> SharedPrefix:
@@ -33,16 +34,21 @@ def _share(batch: PagedBatch, groups: list[tuple[list[int], int]]) -> SharedPref
 
 
 @pytest.mark.parametrize(
-    ("heads", "dtype", "softcap", "with_sinks"),
+    ("heads", "dtype", "cache_dtype", "softcap", "with_sinks"),
     [
-        ((3, 1), torch.float32, 0.0, False),
-        ((2, 1), torch.float32, 3.0, False),
-        ((2, 1), torch.bfloat16, 0.0, False),
-        ((4, 2), torch.float32, 0.0, True),
+        ((3, 1), torch.float32, torch.float32, 0.0, False),
+        ((2, 1), torch.float32, torch.float32, 3.0, False),
+        ((2, 1), torch.bfloat16, torch.bfloat16, 0.0, False),
+        ((4, 2), torch.float32, torch.float32, 0.0, True),
+        ((4, 2), torch.bfloat16, torch.float8_e4m3fn, 3.0, True),
     ],
 )
-def test_rows_equal_the_reference(heads, dtype, softcap: float, with_sinks: bool, device) -> None:
+def test_rows_equal_the_reference(
+    heads, dtype, cache_dtype, softcap: float, with_sinks: bool, device
+) -> None:
     batch = paged_batch([1] * 5, [300, 257, 20, 129, 140], heads=heads, dtype=dtype, device=device)
+    caches = {"k_cache": batch.k_cache.to(cache_dtype), "v_cache": batch.v_cache.to(cache_dtype)}
+    batch = dataclasses.replace(batch, **caches)
     # Two prefixes of different lengths, in no order; one row is alone; two have one own token.
     prefix = _share(batch, [([1, 0], 2), ([4, 3], 1)])
     sinks = torch.linspace(2.0, -2.0, heads[0], device=device) if with_sinks else None
@@ -53,7 +59,7 @@ def test_rows_equal_the_reference(heads, dtype, softcap: float, with_sinks: bool
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("plan", [SplitPlan(1, 1), SplitPlan(4, 1)])
+@pytest.mark.parametrize("plan", [SplitPlan(1, 16), SplitPlan(4, 16)])
 def test_padding_rows_and_split_rows_merge(plan: SplitPlan, device) -> None:
     batch = paged_batch([1, 1, 1], [200, 170, 40], heads=(2, 1), device=device)
     prefix = _share(batch, [([0, 1], 1)])
@@ -63,3 +69,23 @@ def test_padding_rows_and_split_rows_merge(plan: SplitPlan, device) -> None:
     expected = reference.paged_attention(*batch.arguments, 0.3)
     torch.testing.assert_close(out[:2], expected[:2], rtol=2e-5, atol=2e-5)
     assert out[2].isnan().all(), "a padding row is left alone"
+
+
+def test_more_rows_than_a_line_beside_one_that_is_split(device) -> None:
+    """Own keys from one to several tiles; a row without a prefix has shares of its own to merge."""
+    own = [1 + 7 * i % 60 for i in range(LINE_ROWS + 3)]
+    batch = paged_batch([1] * (len(own) + 1), [*(128 + n for n in own), 260], device=device)
+    prefix = _share(batch, [(list(range(LINE_ROWS)), 1), ([LINE_ROWS + 2, LINE_ROWS], 1)])
+    out = torch.full((len(own) + 1, 4 * 16), float("nan"), device=device)
+    plan = SplitPlan(4, 16)
+    decode_attention(*batch.arguments, 0.3, 0.0, 0, out, prefix=prefix, plan=plan)
+    expected = reference.paged_attention(*batch.arguments, 0.3)
+    torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_the_programs_of_a_prefix_fit_the_device_at_once() -> None:
+    for rows in (1, 32, 64, 256, 1000):
+        shares = choose_prefix_shares(rows, 8, 132)
+        programs = shares * 8 * -(-rows // LINE_ROWS)
+        assert shares == 1 or programs <= 132
+    assert choose_prefix_shares(32, 8, 132) > choose_prefix_shares(256, 8, 132) > 1

@@ -7,8 +7,9 @@ length (also none) may stand anywhere, and rows with other query lengths are lef
 
 A sink joins a head's softmax once, where its output is divided.
 
-Where rows share leading blocks, ``shared_prefix`` has put its shares of those keys first: a row
-then begins after its prefix and merges all shares.
+Where rows share leading blocks, ``shared_prefix`` puts its shares of those keys first, and a row
+begins after its prefix. Both kernels run beside each other, one bound by arithmetic and one by
+memory; a third merges.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from xllm.hardware.kernels.triton.launch import (
     value_operand,
     wait_for_producers,
 )
-from xllm.hardware.kernels.triton.prefill_attention import add_sinks
+from xllm.hardware.kernels.triton.prefill_attention import add_sinks, blocks_of_tile
 from xllm.hardware.kernels.triton.shared_prefix import (
     attend_shared_prefix,
     choose_prefix_shares,
@@ -42,7 +43,9 @@ from xllm.hardware.kernels.triton.shared_prefix import (
 _LOG2E = 1.4426950408889634
 _PROGRAMS_PER_SM = 8
 MAX_SPLITS = 16
-_MERGE_BLOCK = 8
+_MERGE_BLOCK = 4
+_MERGE_WARPS = 2
+_BESIDE_ROWS = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +53,16 @@ class SplitPlan:
     """How a (row, head)'s keys are shared out: at most ``splits`` shares, none of them tiny."""
 
     splits: int  # a power of two
-    min_tiles: int  # least key tiles per share
+    min_keys: int  # least keys per share
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KeyTile:
+    """The keys that a program folds at a time, its warps, and the tiles that are under way."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
 
 
 def choose_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> SplitPlan:
@@ -60,8 +72,20 @@ def choose_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> SplitPlan:
     """
     programs = num_rows * num_kv_heads
     wanted = max(_PROGRAMS_PER_SM * num_sms // programs, 2)
-    min_tiles = 1 if programs < 32 else 2 if programs < 256 else 4
-    return SplitPlan(min(1 << (wanted.bit_length() - 1), MAX_SPLITS), min_tiles)
+    min_keys = 128 if programs < 32 else 256 if programs < 256 else 512
+    return SplitPlan(min(1 << (wanted.bit_length() - 1), MAX_SPLITS), min_keys)
+
+
+def choose_key_tile(q: Tensor, cache: Tensor) -> KeyTile:
+    """A tile whose keys and values are two buffers of 16 KB."""
+    if q.dtype == torch.float32:
+        return KeyTile(16, 4, 2)
+    block_n = 64
+    if cache.itemsize == 1:
+        block_n *= 2
+    if q.shape[2] > 128:
+        block_n //= 2
+    return KeyTile(block_n, 4, 2)
 
 
 def decode_attention(
@@ -79,17 +103,17 @@ def decode_attention(
     sinks: Tensor | None = None,
     prefix: SharedPrefix | None = None,
     plan: SplitPlan | None = None,
-    block_n: int = 128,
-    num_warps: int = 4,
-    num_stages: int = 3,
+    tile: KeyTile | None = None,
 ) -> None:
     """Fill ``out`` (T, Hq, D) for every row that has exactly one query token.
 
     Shapes as in ``ops.paged_attention``; the last keyword arguments are tuning choices.
 
     Args:
-        prefix: rows whose first tokens are the same blocks, to be read once for all of them.
+        prefix: rows whose first tokens are the same blocks, to be read once for all of them; not
+            with a window.
     """
+    assert prefix is None or not window
     rows = seq_lens.shape[0]
     _, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
@@ -99,10 +123,8 @@ def decode_attention(
     splits = plan.splits
     if rows * kv_heads > MAX_COUNTERS:
         splits, prefix = 1, None
-    if q.dtype == torch.float32:
-        block_n, num_stages = 16, 2
-    elif head_dim > 128:
-        block_n = min(block_n, 64)
+    if tile is None:
+        tile = choose_key_tile(q, k_cache)
     group = heads // kv_heads
     d_block = triton.next_power_of_2(head_dim)
     prefix_shares = 0
@@ -117,7 +139,24 @@ def decode_attention(
         attend_shared_prefix(
             q, k_cache, v_cache, block_table, prefix, scale, softcap, partial, stats, prefix_shares
         )
-    _decode_attention_kernel[(splits, kv_heads, rows)](
+    beside = prefix is not None and rows >= _BESIDE_ROWS
+    lens = prefix.lens if prefix is not None else None
+    min_tiles = max(plan.min_keys // tile.block_n, 1)
+    shares = {
+        "HQ": heads,
+        "HK": kv_heads,
+        "D": head_dim,
+        "GROUP": group,
+        "D_BLOCK": d_block,
+        "BLOCK_N": tile.block_n,
+        "PREFIX_SHARES": prefix_shares,
+        "MAX_SHARES": MAX_SPLITS if prefix is None else 2 * MAX_SPLITS,
+        "MERGE_BLOCK": _MERGE_BLOCK,
+        "MERGE_GROUP": triton.next_power_of_2(group),
+        "WINDOW": window,
+        **pdl_options(q.device),
+    }
+    _decode_attention_kernel[(splits, kv_heads, rows + beside)](
         q,
         k_cache,
         v_cache,
@@ -128,7 +167,7 @@ def decode_attention(
         partial,
         stats,
         arrival_counters(q.device),
-        prefix.lens if prefix is not None else None,
+        lens,
         sinks,
         scale * _LOG2E,
         softcap * _LOG2E if softcap else 1.0,
@@ -138,27 +177,58 @@ def decode_attention(
         *v_cache.stride()[:3],
         block_table.stride(0),
         splits,
-        plan.min_tiles,
-        HQ=heads,
-        HK=kv_heads,
-        D=head_dim,
-        GROUP=group,
+        min_tiles,
+        rows,
         GROUP_BLOCK=max(16, triton.next_power_of_2(group)),
-        D_BLOCK=d_block,
-        BLOCK_N=block_n,
         BLOCK_SIZE=k_cache.shape[1],
-        PREFIX_SHARES=prefix_shares,
-        MAX_SHARES=MAX_SPLITS if prefix is None else 2 * MAX_SPLITS,
-        MERGE_BLOCK=_MERGE_BLOCK,
-        MERGE_GROUP=triton.next_power_of_2(group),
-        WINDOW=window,
+        BESIDE=beside,
         SOFTCAP=softcap > 0,
         UPCAST=upcast_attention(q, k_cache),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=num_warps,
-        num_stages=num_stages,
-        **pdl_options(q.device),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        **shares,
     )
+    if beside:
+        _merge_kernel[(kv_heads, rows)](
+            query_start_loc,
+            seq_lens,
+            lens,
+            sinks,
+            partial,
+            stats,
+            out,
+            splits,
+            min_tiles,
+            num_warps=_MERGE_WARPS,
+            **shares,
+        )
+
+
+@triton.jit
+def _shares_of_row(
+    row,
+    seq_len,
+    prefix_lens_ptr,
+    splits,
+    min_tiles,
+    BLOCK_N: tl.constexpr,
+    PREFIX_SHARES: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """How a row's keys are shared out: ``(prefix shares, first tile of its own keys, such tiles,
+    tiles per share, shares used)``."""
+    first_tile = 0
+    prefix_shares = 0
+    if PREFIX_SHARES > 0:
+        first_tile = tl.load(prefix_lens_ptr + row) // BLOCK_N
+        prefix_shares = tl.where(first_tile > 0, PREFIX_SHARES, 0)
+    if WINDOW > 0:
+        first_tile = tl.maximum(seq_len - WINDOW, 0) // BLOCK_N
+    num_tiles = tl.cdiv(seq_len, BLOCK_N) - first_tile
+    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, splits), min_tiles)
+    used = tl.cdiv(num_tiles, tiles_per_split)
+    return prefix_shares, first_tile, num_tiles, tiles_per_split, used
 
 
 @triton.jit
@@ -167,21 +237,31 @@ def _merge_shares(
     stats_ptr,
     sinks_ptr,
     out_ptr,
-    first_head,
+    row,
+    kv_head,
+    prefix_shares,
     used,
     slots,
+    HQ: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
     D_BLOCK: tl.constexpr,
+    PREFIX_SHARES: tl.constexpr,
     MAX_SHARES: tl.constexpr,
     MERGE_BLOCK: tl.constexpr,
     MERGE_GROUP: tl.constexpr,
 ):
-    """Write the outputs of a group of heads from their ``used`` shares, in a fixed order.
+    """Write the outputs of a KV head's group from its shares, in a fixed order.
 
-    ``first_head`` indexes the group's first head in ``partial`` and ``stats``, which have ``slots``
-    shares per head; ``sinks_ptr`` (or None) and ``out_ptr`` point at that head's sink and output.
+    ``prefix_shares`` and ``used`` shares, which stand side by side in the ``slots`` of each head.
+    ``out_ptr`` points at the row's token.
     """
+    # A row without a prefix leaves the first slots empty.
+    skipped = PREFIX_SHARES - prefix_shares
+    partial_ptr += skipped * D_BLOCK
+    stats_ptr += skipped * 2
+    used += prefix_shares
+    first_head = row.to(tl.int64) * HQ + kv_head * GROUP
     group = tl.arange(0, MERGE_GROUP)
     columns = tl.arange(0, D_BLOCK)
     every = tl.arange(0, MAX_SHARES)
@@ -193,7 +273,7 @@ def _merge_shares(
     peak = tl.max(peaks, axis=1)
     mass = tl.sum(masses * tl.exp2(peaks - peak[:, None]), axis=1)
     if sinks_ptr is not None:
-        mass = add_sinks(mass, peak, sinks_ptr + group, in_group)
+        mass = add_sinks(mass, peak, sinks_ptr + kv_head * GROUP + group, in_group)
     acc = tl.zeros([MERGE_GROUP, D_BLOCK], tl.float32)
     for start in range(0, used, MERGE_BLOCK):
         shares = start + tl.arange(0, MERGE_BLOCK)
@@ -209,14 +289,14 @@ def _merge_shares(
         acc += tl.sum(tile * tl.exp2(share_peaks - peak[:, None])[:, :, None], axis=1)
     y = acc / mass[:, None]
     tl.store(
-        out_ptr + group[:, None] * D + columns[None, :],
+        out_ptr + (kv_head * GROUP + group)[:, None] * D + columns[None, :],
         y.to(out_ptr.dtype.element_ty),
         mask=in_group[:, None] & (columns < D)[None, :],
     )
 
 
 # One compilation for all batch sizes: they differ in splits and min_tiles alone.
-@triton.jit(do_not_specialize=["splits", "min_tiles"])
+@triton.jit(do_not_specialize=["splits", "min_tiles", "num_rows"])
 def _decode_attention_kernel(
     q_ptr,  # (T, HQ, D)
     k_ptr,  # (blocks, BLOCK_SIZE, HK, D), strided
@@ -243,6 +323,7 @@ def _decode_attention_kernel(
     table_stride,
     splits,
     min_tiles,
+    num_rows,
     HQ: tl.constexpr,
     HK: tl.constexpr,
     D: tl.constexpr,
@@ -252,6 +333,7 @@ def _decode_attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     PREFIX_SHARES: tl.constexpr,
+    BESIDE: tl.constexpr,
     MAX_SHARES: tl.constexpr,
     MERGE_BLOCK: tl.constexpr,
     MERGE_GROUP: tl.constexpr,
@@ -264,24 +346,26 @@ def _decode_attention_kernel(
     split = tl.program_id(0)
     kv_head = tl.program_id(1)
     row = tl.program_id(2)
-    allow_consumers_of_few(tl.num_programs(2), PDL)
-    wait_for_producers(PDL)
-    allow_consumers(PDL)
+    if BESIDE:
+        # The kernel before this one is that of the prefixes, which waited before it let this start:
+        # there is nothing left to wait for but its end, and that is for the merge. It waits for
+        # this kernel, in which a last row of programs has no other work.
+        allow_consumers(PDL)
+        if row == num_rows:
+            wait_for_producers(PDL)
+            return
+    else:
+        allow_consumers_of_few(num_rows, PDL)
+        wait_for_producers(PDL)
+        allow_consumers(PDL)
     token = tl.load(query_start_ptr + row).to(tl.int64)
     query_len = tl.load(query_start_ptr + row + 1) - token
     seq_len = tl.load(seq_lens_ptr + row)
     if (query_len != 1) | (seq_len <= 0):
         return
-    first_tile = 0
-    prefix_shares = 0
-    if PREFIX_SHARES > 0:
-        first_tile = tl.load(prefix_lens_ptr + row) // BLOCK_N
-        prefix_shares = tl.where(first_tile > 0, PREFIX_SHARES, 0)
-    if WINDOW > 0:
-        first_tile = tl.maximum(seq_len - WINDOW, 0) // BLOCK_N
-    num_tiles = tl.cdiv(seq_len, BLOCK_N) - first_tile
-    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, splits), min_tiles)
-    used = tl.cdiv(num_tiles, tiles_per_split)
+    prefix_shares, first_tile, num_tiles, tiles_per_split, used = _shares_of_row(
+        row, seq_len, prefix_lens_ptr, splits, min_tiles, BLOCK_N, PREFIX_SHARES, WINDOW
+    )
     begin = first_tile + split * tiles_per_split
     end = tl.minimum(begin + tiles_per_split, first_tile + num_tiles)
     if begin >= end:
@@ -304,16 +388,19 @@ def _decode_attention_kernel(
     table = block_table_ptr + row.to(tl.int64) * table_stride
     k_head = k_ptr + kv_head * k_stride_head
     v_head = v_ptr + kv_head * v_stride_head
+    last_block = (seq_len - 1) // BLOCK_SIZE
+    next_block = blocks_of_tile(table, begin, last_block, BLOCK_N, BLOCK_SIZE)
     for tile in range(begin, end):
+        block = next_block.to(tl.int64)
+        next_block = blocks_of_tile(table, tile + 1, last_block, BLOCK_N, BLOCK_SIZE)
         keys = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         visible = keys < seq_len
         if WINDOW > 0:
             visible &= keys >= seq_len - WINDOW
-        block = tl.load(table + keys // BLOCK_SIZE, mask=visible, other=0).to(tl.int64)
         within = keys % BLOCK_SIZE
         k = tl.load(
             k_head + (block * k_stride_block + within * k_stride_token)[None, :] + columns[:, None],
-            mask=in_head[:, None],
+            mask=visible[None, :] & in_head[:, None],
             other=0.0,
         )
         v = tl.load(
@@ -349,23 +436,84 @@ def _decode_attention_kernel(
     tl.store(stats_ptr + at * 2 + 1, mass, mask=in_group)
     to_partial = partial_ptr + at[:, None] * D_BLOCK + columns[None, :]
     tl.store(to_partial, acc, mask=in_group[:, None])
-    tl.debug_barrier()  # all stores of this program precede its arrival
-    counter = counters_ptr + row * HK + kv_head
-    if tl.atomic_add(counter, 1, sem="acq_rel") != used - 1:
+    if not BESIDE:
+        tl.debug_barrier()  # all stores of this program precede its arrival
+        counter = counters_ptr + row * HK + kv_head
+        if tl.atomic_add(counter, 1, sem="acq_rel") == used - 1:
+            tl.store(counter, 0)
+            _merge_shares(
+                partial_ptr,
+                stats_ptr,
+                sinks_ptr,
+                out_ptr + token * (HQ * D),
+                row,
+                kv_head,
+                prefix_shares,
+                used,
+                slots,
+                HQ,
+                GROUP,
+                D,
+                D_BLOCK,
+                PREFIX_SHARES,
+                MAX_SHARES,
+                MERGE_BLOCK,
+                MERGE_GROUP,
+            )
+
+
+@triton.jit(do_not_specialize=["splits", "min_tiles"])
+def _merge_kernel(
+    query_start_ptr,  # (S + 1,) int32
+    seq_lens_ptr,  # (S,) int32
+    prefix_lens_ptr,  # (S,) int32
+    sinks_ptr,  # (HQ,) float32, or None
+    partial_ptr,  # (S, HQ, PREFIX_SHARES + splits, D_BLOCK) float32, unnormalised
+    stats_ptr,  # (S, HQ, PREFIX_SHARES + splits, 2) float32: peak, mass
+    out_ptr,  # (T, HQ, D) contiguous
+    splits,
+    min_tiles,
+    HQ: tl.constexpr,
+    HK: tl.constexpr,
+    D: tl.constexpr,
+    GROUP: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PREFIX_SHARES: tl.constexpr,
+    MAX_SHARES: tl.constexpr,
+    MERGE_BLOCK: tl.constexpr,
+    MERGE_GROUP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid (KV head, row): what the attention kernel left to merge."""
+    kv_head = tl.program_id(0)
+    row = tl.program_id(1)
+    wait_for_producers(PDL)
+    allow_consumers(PDL)
+    token = tl.load(query_start_ptr + row).to(tl.int64)
+    query_len = tl.load(query_start_ptr + row + 1) - token
+    seq_len = tl.load(seq_lens_ptr + row)
+    prefix_shares, _first_tile, _num_tiles, _tiles_per_split, used = _shares_of_row(
+        row, seq_len, prefix_lens_ptr, splits, min_tiles, BLOCK_N, PREFIX_SHARES, WINDOW
+    )
+    if (query_len != 1) | (seq_len <= 0) | (prefix_shares + used == 1):
         return
-    tl.store(counter, 0)
-    skipped = PREFIX_SHARES - prefix_shares  # slots that this row's prefix would have filled
     _merge_shares(
-        partial_ptr + skipped * D_BLOCK,
-        stats_ptr + skipped * 2,
-        sinks_ptr if sinks_ptr is None else sinks_ptr + kv_head * GROUP,
-        out_ptr + token * (HQ * D) + kv_head * (GROUP * D),
-        first_head,
-        prefix_shares + used,
-        slots,
+        partial_ptr,
+        stats_ptr,
+        sinks_ptr,
+        out_ptr + token * (HQ * D),
+        row,
+        kv_head,
+        prefix_shares,
+        used,
+        PREFIX_SHARES + splits,
+        HQ,
         GROUP,
         D,
         D_BLOCK,
+        PREFIX_SHARES,
         MAX_SHARES,
         MERGE_BLOCK,
         MERGE_GROUP,

@@ -121,11 +121,34 @@ def add_sinks(mass, peak, sinks_ptr, mask):
 
 
 @triton.jit
+def blocks_of_tile(table, tile, last_block, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """(BLOCK_N,) cache block of every key of a tile; past the row's last block, that one.
+
+    Loops load these one tile ahead, as values that do not hang on a vector load: only then are the
+    loads of keys and values pipelined, and not those of the table before them.
+    """
+    lane = tl.arange(0, BLOCK_N)
+    if BLOCK_SIZE % BLOCK_N == 0:
+        block = tl.load(table + tl.minimum(tile // (BLOCK_SIZE // BLOCK_N), last_block)) + lane * 0
+    elif BLOCK_N % BLOCK_SIZE == 0 and BLOCK_N // BLOCK_SIZE <= 8:
+        BLOCKS: tl.constexpr = BLOCK_N // BLOCK_SIZE
+        block = tl.load(table + tl.minimum(tile * BLOCKS, last_block)) + lane * 0
+        for i in tl.static_range(1, BLOCKS):
+            other = tl.load(table + tl.minimum(tile * BLOCKS + i, last_block))
+            block = tl.where(lane >= i * BLOCK_SIZE, other, block)
+    else:
+        keys = tile * BLOCK_N + lane
+        block = tl.load(table + tl.minimum(keys // BLOCK_SIZE, last_block))
+    return block
+
+
+@triton.jit
 def attend_tile(
     q,
     acc,
     mass,
     peak,
+    block,
     tile,
     positions,
     first_position,
@@ -143,8 +166,8 @@ def attend_tile(
     UPCAST: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Fold one tile of keys into the running softmax of ``q``."""
-    table, k_head, v_head, k_stride_block, k_stride_token, v_stride_block, v_stride_token = cache
+    """Fold one tile of keys, in the blocks ``block``, into the running softmax of ``q``."""
+    k_head, v_head, k_stride_block, k_stride_token, v_stride_block, v_stride_token = cache
     keys = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     within = keys % BLOCK_SIZE
     if MASKED:
@@ -152,14 +175,15 @@ def attend_tile(
         exists = keys < seq_len
         if WINDOW > 0:
             exists &= keys > first_position - WINDOW
-        block = tl.load(table + keys // BLOCK_SIZE, mask=exists, other=0).to(tl.int64)
+        k_mask = exists[None, :] & in_head[:, None]
         v_mask = exists[:, None] & in_head[None, :]
     else:
-        block = tl.load(table + keys // BLOCK_SIZE).to(tl.int64)
+        k_mask = in_head[:, None]
         v_mask = in_head[None, :]
+    block = block.to(tl.int64)
     k_at = (block * k_stride_block + within * k_stride_token)[None, :] + columns[:, None]
     v_at = (block * v_stride_block + within * v_stride_token)[:, None] + columns[None, :]
-    k = tl.load(k_head + k_at, mask=in_head[:, None], other=0.0)
+    k = tl.load(k_head + k_at, mask=k_mask, other=0.0)
     v = tl.load(v_head + v_at, mask=v_mask, other=0.0)
     k = attention_operand(k, k_head, UPCAST)
     v = attention_operand(v, v_head, UPCAST)
@@ -255,7 +279,7 @@ def _prefill_attention_kernel(
     table = block_table_ptr + row.to(tl.int64) * table_stride
     k_head = k_ptr + kv_head * k_stride_head
     v_head = v_ptr + kv_head * v_stride_head
-    cache = (table, k_head, v_head, k_stride_block, k_stride_token, v_stride_block, v_stride_token)
+    cache = (k_head, v_head, k_stride_block, k_stride_token, v_stride_block, v_stride_token)
     end = last_position // BLOCK_N + 1
     begin = 0
     # Tiles in [begin, full_begin) cut the window, those in [full_end, end) the diagonal.
@@ -263,23 +287,35 @@ def _prefill_attention_kernel(
     full_end = (first_position + 1) // BLOCK_N
     if WINDOW > 0:
         begin = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N
+    last_block = last_position // BLOCK_SIZE
+    next_block = blocks_of_tile(table, begin, last_block, BLOCK_N, BLOCK_SIZE)
+    if WINDOW > 0:
         full_begin = tl.cdiv(tl.maximum(last_position - WINDOW + 1, 0), BLOCK_N)
         full_begin = tl.minimum(full_begin, end)
         full_end = tl.maximum(full_end, full_begin)
         for t in range(begin, full_begin):
+            block = next_block
+            next_block = blocks_of_tile(table, t + 1, last_block, BLOCK_N, BLOCK_SIZE)
             acc, mass, peak = attend_tile(
-                q, acc, mass, peak, t, positions, first_position, seq_len, cache, scale, softcap,
-                columns, in_head, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, True, UPCAST, PRECISION,
+                q, acc, mass, peak, block, t, positions, first_position, seq_len, cache, scale,
+                softcap, columns, in_head, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, True, UPCAST,
+                PRECISION,
             )  # fmt: skip
     for t in range(full_begin, full_end):
+        block = next_block
+        next_block = blocks_of_tile(table, t + 1, last_block, BLOCK_N, BLOCK_SIZE)
         acc, mass, peak = attend_tile(
-            q, acc, mass, peak, t, positions, first_position, seq_len, cache, scale, softcap,
-            columns, in_head, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, False, UPCAST, PRECISION,
+            q, acc, mass, peak, block, t, positions, first_position, seq_len, cache, scale,
+            softcap, columns, in_head, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, False, UPCAST,
+            PRECISION,
         )  # fmt: skip
     for t in range(full_end, end):
+        block = next_block
+        next_block = blocks_of_tile(table, t + 1, last_block, BLOCK_N, BLOCK_SIZE)
         acc, mass, peak = attend_tile(
-            q, acc, mass, peak, t, positions, first_position, seq_len, cache, scale, softcap,
-            columns, in_head, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, True, UPCAST, PRECISION,
+            q, acc, mass, peak, block, t, positions, first_position, seq_len, cache, scale,
+            softcap, columns, in_head, BLOCK_N, BLOCK_SIZE, WINDOW, SOFTCAP, True, UPCAST,
+            PRECISION,
         )  # fmt: skip
     if sinks_ptr is not None:
         mass = add_sinks(mass, peak, sinks_ptr + heads, group < GROUP)

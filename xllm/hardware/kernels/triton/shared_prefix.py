@@ -3,7 +3,8 @@
 Grid: (share, KV head, tile of rows). A tile holds the query heads of one KV head for rows with the
 same leading blocks: one matrix product where separate rows would read those blocks again each.
 The results are unnormalised shares, which ``decode_attention`` merges with those of each row's own
-keys. The grid depends on shapes alone and tiles without rows end at once, so the kernel is
+keys: its kernel runs beside this one, which therefore lets it start only after its own wait. The
+grid depends on shapes alone and tiles without rows end at once, so the kernel is
 graph-safe.
 """
 
@@ -22,18 +23,18 @@ from xllm.hardware.kernels.triton.launch import (
     upcast_attention,
     wait_for_producers,
 )
-from xllm.hardware.kernels.triton.prefill_attention import attend_tile
+from xllm.hardware.kernels.triton.prefill_attention import attend_tile, blocks_of_tile
 
 _LOG2E = 1.4426950408889634
 _MAX_SHARES = 8
-_PROGRAMS_PER_SM = 2
 _BLOCK_M = 128
 
 
 def choose_prefix_shares(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
-    """Shares of the prefix: enough programs to fill the device when all rows are members."""
+    """Shares of the prefix: one program for every multiprocessor when all rows are members, so that
+    all run at once and leave room for those of the rows' own keys."""
     programs = triton.cdiv(num_rows, LINE_ROWS) * num_kv_heads
-    wanted = max(_PROGRAMS_PER_SM * num_sms // programs, 1)
+    wanted = max(num_sms // programs, 1)
     return min(1 << (wanted.bit_length() - 1), _MAX_SHARES)
 
 
@@ -49,9 +50,10 @@ def attend_shared_prefix(
     stats: Tensor,
     shares: int,
     *,
-    block_n: int = 128,
+    block_m: int = _BLOCK_M,
+    block_n: int = 64,
     num_warps: int = 8,
-    num_stages: int = 2,
+    num_stages: int = 3,
 ) -> None:
     """Fill slots ``0 .. shares`` of every member row.
 
@@ -65,7 +67,7 @@ def attend_shared_prefix(
     kv_heads = k_cache.shape[2]
     group = heads // kv_heads
     group_block = triton.next_power_of_2(group)
-    block_m = min(_BLOCK_M, LINE_ROWS * group_block)
+    block_m = min(block_m, LINE_ROWS * group_block)
     if q.dtype == torch.float32:
         block_m, block_n = min(block_m, max(32, group_block)), 16
     elif head_dim > 128:
@@ -151,7 +153,8 @@ def _shared_prefix_kernel(
     first = tl.load(line).to(tl.int64)
     if first < 0:
         return
-    num_tiles = tl.load(prefix_lens_ptr + first) // BLOCK_N
+    prefix_len = tl.load(prefix_lens_ptr + first)
+    num_tiles = prefix_len // BLOCK_N
     tiles_per_share = tl.cdiv(num_tiles, shares)
     begin = tl.minimum(share * tiles_per_share, num_tiles)
     end = tl.minimum(begin + tiles_per_share, num_tiles)
@@ -176,10 +179,14 @@ def _shared_prefix_kernel(
     table = block_table_ptr + first * table_stride
     k_head = k_ptr + kv_head * k_stride_head
     v_head = v_ptr + kv_head * v_stride_head
-    cache = (table, k_head, v_head, k_stride_block, k_stride_token, v_stride_block, v_stride_token)
+    cache = (k_head, v_head, k_stride_block, k_stride_token, v_stride_block, v_stride_token)
+    last_block = (prefix_len - 1) // BLOCK_SIZE
+    next_block = blocks_of_tile(table, begin, last_block, BLOCK_N, BLOCK_SIZE)
     for tile in range(begin, end):
+        block = next_block
+        next_block = blocks_of_tile(table, tile + 1, last_block, BLOCK_N, BLOCK_SIZE)
         acc, mass, peak = attend_tile(
-            q, acc, mass, peak, tile, member, 0, 0, cache, scale, softcap, columns, in_head,
+            q, acc, mass, peak, block, tile, member, 0, 0, cache, scale, softcap, columns, in_head,
             BLOCK_N, BLOCK_SIZE, 0, SOFTCAP, False, UPCAST, PRECISION,
         )  # fmt: skip
     at = (rows * HQ + heads) * slots + share
