@@ -14,6 +14,7 @@ from xllm.hardware.kernels.triton.attention import paged_attention
 from xllm.hardware.kernels.triton.decode_attention import (
     KeyTile,
     SplitPlan,
+    choose_key_tile,
     choose_splits,
     decode_attention,
 )
@@ -117,3 +118,18 @@ def test_few_rows_are_split_more_than_many() -> None:
     few, many = choose_splits(1, 8, 132), choose_splits(256, 8, 132)
     assert few.splits > many.splits
     assert few.min_keys < many.min_keys
+
+
+@pytest.mark.parametrize(
+    ("rows", "programs"), [(1, 64), (2, 128), (8, 256), (32, 512), (64, 1024), (256, 2048)]
+)
+def test_rows_of_1024_keys_fill_the_device(rows: int, programs: int) -> None:
+    plan = choose_splits(rows, 8, 132)
+    assert rows * 8 * min(plan.splits, 1024 // plan.min_keys) == programs
+
+
+def test_few_programs_have_more_keys_under_way() -> None:
+    q = torch.empty(1, 32, 128, dtype=torch.bfloat16)
+    cache = torch.empty(1, 32, 8, 128, dtype=torch.bfloat16)
+    few, many = (choose_key_tile(q, cache, 8 * rows, 132) for rows in (32, 64))
+    assert few.num_stages > many.num_stages

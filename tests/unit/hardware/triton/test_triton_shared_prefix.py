@@ -11,8 +11,12 @@ from batches import PagedBatch, paged_batch
 from xllm.hardware.kernels import reference
 from xllm.hardware.kernels.shared_prefix import LINE_ROWS, PREFIX_UNIT, SharedPrefix
 from xllm.hardware.kernels.triton.attention import paged_attention
-from xllm.hardware.kernels.triton.decode_attention import SplitPlan, decode_attention
-from xllm.hardware.kernels.triton.shared_prefix import choose_prefix_shares
+from xllm.hardware.kernels.triton.decode_attention import (
+    SplitPlan,
+    choose_splits,
+    decode_attention,
+)
+from xllm.hardware.kernels.triton.shared_prefix import choose_prefix_shares, choose_prefix_tile
 
 
 def _share(batch: PagedBatch, groups: list[tuple[list[int], int]]) -> SharedPrefix:
@@ -83,9 +87,21 @@ def test_more_rows_than_a_line_beside_one_that_is_split(device) -> None:
     torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-5)
 
 
-def test_the_programs_of_a_prefix_fit_the_device_at_once() -> None:
+@pytest.mark.parametrize("group", [1, 2, 4, 8])
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_the_programs_of_a_prefix_fit_the_device_at_once(group: int, cache_dtype) -> None:
+    q = torch.empty(1, 8 * group, 128, dtype=torch.bfloat16)
+    tile = choose_prefix_tile(q, torch.empty(1, 16, 8, 128, dtype=cache_dtype))
+    shares = []
     for rows in (1, 32, 64, 256, 1000):
-        shares = choose_prefix_shares(rows, 8, 132)
-        programs = shares * 8 * -(-rows // LINE_ROWS)
-        assert shares == 1 or programs <= 132
-    assert choose_prefix_shares(32, 8, 132) > choose_prefix_shares(256, 8, 132) > 1
+        tiles = -(-rows // LINE_ROWS) * (LINE_ROWS * group // tile.block_m)
+        shares.append(choose_prefix_shares(rows, 8, group, tile, 132))
+        assert shares[-1] == 1 or shares[-1] * 8 * tiles <= 132
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 1 == shares[-1]
+
+
+def test_many_rows_beside_a_prefix_have_no_second_share_of_their_own() -> None:
+    assert choose_splits(256, 8, 132, beside_prefix=True).splits == 1
+    assert choose_splits(256, 8, 132).splits == 2
+    assert choose_splits(8, 8, 132, beside_prefix=True) == choose_splits(8, 8, 132)

@@ -38,6 +38,7 @@ from xllm.hardware.kernels.triton.prefill_attention import add_sinks, blocks_of_
 from xllm.hardware.kernels.triton.shared_prefix import (
     attend_shared_prefix,
     choose_prefix_shares,
+    choose_prefix_tile,
 )
 
 _LOG2E = 1.4426950408889634
@@ -45,7 +46,6 @@ _PROGRAMS_PER_SM = 8
 MAX_SPLITS = 16
 _MERGE_BLOCK = 4
 _MERGE_WARPS = 2
-_BESIDE_ROWS = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,27 +65,39 @@ class KeyTile:
     num_stages: int
 
 
-def choose_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> SplitPlan:
+def choose_splits(
+    num_rows: int, num_kv_heads: int, num_sms: int, *, beside_prefix: bool = False
+) -> SplitPlan:
     """Fill the device a few times when rows are few; break up only long rows when they are many.
 
-    Measured on an H200: a merge costs about 3 µs, which a share of 512 keys hides.
+    Measured on an H200: a merge costs about 3 µs, which a share of 512 keys hides. Of many rows
+    beside a prefix, most have few keys of their own: second shares would be empty programs.
     """
     programs = num_rows * num_kv_heads
-    wanted = max(_PROGRAMS_PER_SM * num_sms // programs, 2)
+    wanted = _PROGRAMS_PER_SM * num_sms // programs
+    if wanted == 0:
+        return SplitPlan(1 if beside_prefix else 2, 1024)
     min_keys = 128 if programs < 32 else 256 if programs < 256 else 512
-    return SplitPlan(min(1 << (wanted.bit_length() - 1), MAX_SPLITS), min_keys)
+    return SplitPlan(min(1 << (max(wanted, 2).bit_length() - 1), MAX_SPLITS), min_keys)
 
 
-def choose_key_tile(q: Tensor, cache: Tensor) -> KeyTile:
-    """A tile whose keys and values are two buffers of 16 KB."""
+def choose_key_tile(
+    q: Tensor, cache: Tensor, programs: int, num_sms: int, *, beside_prefix: bool = False
+) -> KeyTile:
+    """16 KB of keys, and as much of values, at a time; two such tiles are under way where programs
+    are too few to hide each other's latency.
+
+    Programs beside those of a prefix share multiprocessors with larger ones: they are smaller.
+    """
     if q.dtype == torch.float32:
         return KeyTile(16, 4, 2)
-    block_n = 64
-    if cache.itemsize == 1:
-        block_n *= 2
+    eight_bit = cache.itemsize == 1
+    if beside_prefix:
+        return KeyTile(32, 2, 4) if eight_bit else KeyTile(32, 4, 3)
+    block_n = 128 if eight_bit else 64
     if q.shape[2] > 128:
         block_n //= 2
-    return KeyTile(block_n, 4, 2)
+    return KeyTile(block_n, 4, 3 if programs < 2 * num_sms else 2)
 
 
 def decode_attention(
@@ -117,19 +129,22 @@ def decode_attention(
     rows = seq_lens.shape[0]
     _, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
+    sms = num_multiprocessors(q.device)
+    if rows * kv_heads > MAX_COUNTERS:
+        plan, prefix = SplitPlan(1, 1), None
+    beside = prefix is not None
     if plan is None:
-        plan = choose_splits(rows, kv_heads, num_multiprocessors(q.device))
+        plan = choose_splits(rows, kv_heads, sms, beside_prefix=beside)
     assert plan.splits <= MAX_SPLITS
     splits = plan.splits
-    if rows * kv_heads > MAX_COUNTERS:
-        splits, prefix = 1, None
     if tile is None:
-        tile = choose_key_tile(q, k_cache)
+        tile = choose_key_tile(q, k_cache, rows * kv_heads, sms, beside_prefix=beside)
     group = heads // kv_heads
     d_block = triton.next_power_of_2(head_dim)
     prefix_shares = 0
     if prefix is not None:
-        prefix_shares = choose_prefix_shares(rows, kv_heads, num_multiprocessors(q.device))
+        prefix_tile = choose_prefix_tile(q, k_cache)
+        prefix_shares = choose_prefix_shares(rows, kv_heads, group, prefix_tile, sms)
     partial = stats = out
     if splits + prefix_shares > 1:
         shape = (rows, heads, prefix_shares + splits)
@@ -137,9 +152,18 @@ def decode_attention(
         stats = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
     if prefix is not None:
         attend_shared_prefix(
-            q, k_cache, v_cache, block_table, prefix, scale, softcap, partial, stats, prefix_shares
+            q,
+            k_cache,
+            v_cache,
+            block_table,
+            prefix,
+            scale,
+            softcap,
+            partial,
+            stats,
+            prefix_shares,
+            prefix_tile,
         )
-    beside = prefix is not None and rows >= _BESIDE_ROWS
     lens = prefix.lens if prefix is not None else None
     min_tiles = max(plan.min_keys // tile.block_n, 1)
     shares = {
@@ -181,7 +205,6 @@ def decode_attention(
         rows,
         GROUP_BLOCK=max(16, triton.next_power_of_2(group)),
         BLOCK_SIZE=k_cache.shape[1],
-        BESIDE=beside,
         SOFTCAP=softcap > 0,
         UPCAST=upcast_attention(q, k_cache),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
@@ -333,7 +356,6 @@ def _decode_attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     PREFIX_SHARES: tl.constexpr,
-    BESIDE: tl.constexpr,
     MAX_SHARES: tl.constexpr,
     MERGE_BLOCK: tl.constexpr,
     MERGE_GROUP: tl.constexpr,
@@ -346,7 +368,7 @@ def _decode_attention_kernel(
     split = tl.program_id(0)
     kv_head = tl.program_id(1)
     row = tl.program_id(2)
-    if BESIDE:
+    if PREFIX_SHARES > 0:
         # The kernel before this one is that of the prefixes, which waited before it let this start:
         # there is nothing left to wait for but its end, and that is for the merge. It waits for
         # this kernel, in which a last row of programs has no other work.
@@ -436,7 +458,7 @@ def _decode_attention_kernel(
     tl.store(stats_ptr + at * 2 + 1, mass, mask=in_group)
     to_partial = partial_ptr + at[:, None] * D_BLOCK + columns[None, :]
     tl.store(to_partial, acc, mask=in_group[:, None])
-    if not BESIDE:
+    if PREFIX_SHARES == 0:
         tl.debug_barrier()  # all stores of this program precede its arrival
         counter = counters_ptr + row * HK + kv_head
         if tl.atomic_add(counter, 1, sem="acq_rel") == used - 1:

@@ -39,7 +39,7 @@ def prefill_attention(
     block_m: int = 64,
     block_n: int = 64,
     num_warps: int = 4,
-    num_stages: int = 2,
+    num_stages: int = 3,
 ) -> None:
     """Fill ``out`` (T, Hq, D) for every row that has two or more query tokens.
 
