@@ -128,8 +128,41 @@ def test_rows_of_1024_keys_fill_the_device(rows: int, programs: int) -> None:
     assert rows * 8 * min(plan.splits, 1024 // plan.min_keys) == programs
 
 
-def test_few_programs_have_more_keys_under_way() -> None:
-    q = torch.empty(1, 32, 128, dtype=torch.bfloat16)
-    cache = torch.empty(1, 32, 8, 128, dtype=torch.bfloat16)
-    few, many = (choose_key_tile(q, cache, 8 * rows, 132) for rows in (32, 64))
-    assert few.num_stages > many.num_stages
+def _key_tile(rows: int, dtype: torch.dtype, head_dim: int = 128) -> KeyTile:
+    q = torch.empty(1, 32, head_dim, dtype=torch.bfloat16)
+    return choose_key_tile(q, torch.empty(1, 32, 8, head_dim, dtype=dtype), 8 * rows, 132)
+
+
+@pytest.mark.parametrize(
+    ("rows", "tile"),
+    [
+        (1, KeyTile(128, 4, 3)),
+        (8, KeyTile(64, 4, 3)),
+        (32, KeyTile(64, 4, 2)),
+        (33, KeyTile(64, 4, 2)),
+        (64, KeyTile(64, 4, 2)),
+        (101, KeyTile(64, 4, 3)),
+        (128, KeyTile(64, 4, 3)),
+        (256, KeyTile(64, 4, 2)),
+    ],
+)
+def test_16_bit_tiles_are_those_measured_for_their_load(rows: int, tile: KeyTile) -> None:
+    assert _key_tile(rows, torch.bfloat16) == tile
+    halved = dataclasses.replace(tile, block_n=tile.block_n // 2)
+    assert _key_tile(rows, torch.bfloat16, head_dim=256) == halved
+
+
+@pytest.mark.parametrize(("rows", "block_n"), [(1, 128), (8, 128), (32, 64), (64, 64), (256, 64)])
+def test_8_bit_tiles_are_those_measured_for_their_load(rows: int, block_n: int) -> None:
+    assert _key_tile(rows, torch.float8_e4m3fn) == KeyTile(block_n, 4, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_wide_tiles_need_the_shared_memory_for_them(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "xllm.hardware.kernels.triton.decode_attention"
+    monkeypatch.setattr(f"{module}.max_shared_memory", lambda device: 99 << 10)
+    assert _key_tile(1, dtype) == KeyTile(64, 4, 3)
+    monkeypatch.undo()
+    assert _key_tile(1, dtype, head_dim=512) == KeyTile(32, 4, 3)

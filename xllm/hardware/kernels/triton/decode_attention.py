@@ -28,6 +28,7 @@ from xllm.hardware.kernels.triton.launch import (
     allow_consumers_of_few,
     arrival_counters,
     attention_operand,
+    max_shared_memory,
     num_multiprocessors,
     pdl_options,
     upcast_attention,
@@ -46,6 +47,7 @@ _PROGRAMS_PER_SM = 8
 MAX_SPLITS = 16
 _MERGE_BLOCK = 4
 _MERGE_WARPS = 2
+_WIDE_TILE_BYTES = 144 << 10  # shared memory of a program that folds 128 keys at a time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,8 +86,13 @@ def choose_splits(
 def choose_key_tile(
     q: Tensor, cache: Tensor, programs: int, num_sms: int, *, beside_prefix: bool = False
 ) -> KeyTile:
-    """16 KB of keys, and as much of values, at a time; two such tiles are under way where programs
-    are too few to hide each other's latency.
+    """By programs, which are (row, KV head) pairs before they are shared out, per multiprocessor.
+
+    Measured on an H200; the bounds lie between the loads that were. 128 keys at a time suit
+    programs with a multiprocessor to themselves: in 16 bits, two such tiles leave no room for a
+    second program. A third stage costs resident programs. It pays below one program per
+    multiprocessor and from four to eight, where few are left to hide each other's latency at the
+    end; 8-bit tiles are half as large, and for them it pays always.
 
     Programs beside those of a prefix share multiprocessors with larger ones: they are smaller.
     """
@@ -94,10 +101,15 @@ def choose_key_tile(
     eight_bit = cache.itemsize == 1
     if beside_prefix:
         return KeyTile(32, 2, 4) if eight_bit else KeyTile(32, 4, 3)
-    block_n = 128 if eight_bit else 64
+    block_n, num_stages = 64, 3
+    has_room = max_shared_memory(q.device) >= _WIDE_TILE_BYTES and q.shape[2] <= 256
+    if has_room and (programs < num_sms if eight_bit else programs * 8 <= num_sms):
+        block_n = 128
+    elif not eight_bit and (num_sms <= programs < 4 * num_sms or programs >= 8 * num_sms):
+        num_stages = 2
     if q.shape[2] > 128:
         block_n //= 2
-    return KeyTile(block_n, 4, 3 if programs < 2 * num_sms else 2)
+    return KeyTile(block_n, 4, num_stages)
 
 
 def decode_attention(

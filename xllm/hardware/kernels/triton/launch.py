@@ -44,6 +44,18 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 @functools.cache
+def max_shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program may take; an H200's under the interpreter."""
+    if device.type != "cuda":
+        return 227 << 10
+    properties = torch.cuda.get_device_properties(device)
+    # PyTorch's stubs lack the attribute, hence no plain access.
+    return int(
+        getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    )
+
+
+@functools.cache
 def arrival_counters(device: torch.device) -> torch.Tensor:
     """(MAX_COUNTERS,) int32 zeros, one buffer per device for the life of the process.
 
