@@ -48,11 +48,9 @@ def max_shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that one program may take; an H200's under the interpreter."""
     if device.type != "cuda":
         return 227 << 10
+    # From compute capability 8.0 on, a kilobyte of each multiprocessor's is the system's.
     properties = torch.cuda.get_device_properties(device)
-    # PyTorch's stubs lack the attribute, hence no plain access.
-    return int(
-        getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
-    )
+    return int(properties.shared_memory_per_multiprocessor) - 1024
 
 
 @functools.cache
