@@ -27,6 +27,7 @@ from xllm.hardware.kernels.triton import linear as linears
 from xllm.hardware.kernels.triton.activation import act_and_mul
 from xllm.hardware.kernels.triton.attention import paged_attention
 from xllm.hardware.kernels.triton.decode_attention import KeyTile, SplitPlan, decode_attention
+from xllm.hardware.kernels.triton.matvec import MatvecTile, matvec
 from xllm.hardware.kernels.triton.norm import fused_add_rms_norm
 from xllm.hardware.kernels.triton.prefill_attention import prefill_attention
 from xllm.hardware.kernels.triton.rope import qk_norm_rope_kv_write
@@ -186,19 +187,28 @@ def linear_shapes(model: str) -> dict[str, tuple[int, int]]:
     }
 
 
-def stream_tiles(tokens: int) -> list[linears.StreamTile]:
-    tile = linears.StreamTile
+def stream_tiles(tokens: int) -> list[linears.StreamTile] | list[MatvecTile]:
     if tokens == 1:
+        one = MatvecTile
         return [
-            tile(4, 1024), tile(8, 1024), tile(8, 1024, num_stages=4), tile(8, 1024, num_warps=8),
-            tile(16, 1024, num_warps=8), tile(4, 2048, num_warps=8), tile(8, 2048, num_warps=8),
-            tile(4, 2048), tile(2, 2048), tile(16, 512, num_warps=8), tile(8, 1024, 2),
+            one(4, 1024, 4, 3), one(8, 1024, 4, 3), one(8, 1024, 4, 4), one(8, 1024, 8, 3),
+            one(16, 1024, 8, 3), one(4, 2048, 8, 3), one(8, 2048, 8, 3), one(4, 2048, 4, 3),
+            one(2, 2048, 4, 3), one(16, 512, 8, 3), one(2, 4096, 4), one(4, 4096, 4),
         ]  # fmt: skip
+    tile = linears.StreamTile
     return [
         tile(64, 128, 1, 4, 4), tile(64, 128, 2, 4, 4), tile(64, 128, 4, 4, 4),
         tile(32, 256, 1, 4, 3), tile(32, 256, 2, 4, 3), tile(64, 256, 1, 4, 3),
         tile(64, 256, 2, 8, 3), tile(64, 128, 2, 4, 6),
     ]  # fmt: skip
+
+
+def stream(
+    x: torch.Tensor, packed: linears.PackedLinear, tile: linears.StreamTile | MatvecTile
+) -> torch.Tensor:
+    if isinstance(tile, MatvecTile):
+        return matvec(x, packed.weight, packed.scale, None, tile=tile)
+    return linears.stream_linear(x, packed, None, tile)
 
 
 def linear_cases() -> Iterator[Case]:
@@ -217,10 +227,7 @@ def linear_cases() -> Iterator[Case]:
                 library = [lambda w=w, x=x: torch.nn.functional.linear(x, w) for w in weights]
                 yield Case(f"{label} library", library, size)
                 for tile in stream_tiles(tokens):
-                    calls = [
-                        lambda p=p, x=x, t=tile: linears.stream_linear(x, p, None, t)
-                        for p in packed
-                    ]
+                    calls = [lambda p=p, x=x, t=tile: stream(x, p, t) for p in packed]
                     yield Case(f"{label} {tile}", calls, size)
 
 
@@ -333,7 +340,7 @@ def relative_errors() -> dict[str, float]:
         x = torch.randn(tokens, 4096, dtype=BF16, device=DEVICE)
         w = torch.randn(6144, 4096, dtype=BF16, device=DEVICE)
         for tile in stream_tiles(tokens):
-            actual = linears.stream_linear(x, linears.pack_linear(w), None, tile)
+            actual = stream(x, linears.pack_linear(w), tile)
             note(f"linear T={tokens} {tile}", actual, x.double() @ w.double().T)
     return errors
 

@@ -1,9 +1,9 @@
 """Products of 8-bit weights with a scale per 128 x 128 block.
 
 Activations have a scale per token and 128 columns, so each step of 128 inputs is one 8-bit product
-that both scales multiply while it is added in float32. A single token stays as it is: its product
-is bound by the weight's bytes. Few tokens stream the weight, as in ``linear``; many are the
-library's where it has such a product, and tiled elsewhere.
+that both scales multiply while it is added in float32. Few tokens stream the weight, as in
+``linear``; many are the library's where it has such a product, and tiled elsewhere. A single token
+is not quantized: see ``matvec``.
 """
 
 from __future__ import annotations
@@ -44,15 +44,12 @@ class BlockTile:
     k_shares: int = 1
     num_warps: int = 4
     num_stages: int = 4
-    block_k: int = 1024  # inputs at a time, of a single token
 
 
-def linear_block(
-    x: Tensor | QuantizedTokens, weight: Tensor, scale: Tensor, bias: Tensor | None
-) -> Tensor:
+def linear_block(x: QuantizedTokens, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """``x`` (T, K) times weight (N, K) with scale (ceil(N / 128), ceil(K / 128)) -> (T, N)."""
     tokens = x.shape[0]
-    if isinstance(x, QuantizedTokens) and tokens > MAX_STREAMED_FP8_TOKENS:
+    if tokens > MAX_STREAMED_FP8_TOKENS:
         results = tokens * weight.shape[0]
         if bias is None and results >= _MANY_RESULTS and fits_library_by_block(x, weight):
             return linear_fp8_block(x, weight, scale)
@@ -64,8 +61,6 @@ def linear_block(
 def streamed_tile(tokens: int, weight: Tensor, num_sms: int) -> BlockTile:
     """The tile for few tokens, from measurements on an H200."""
     outputs, inputs = weight.shape
-    if tokens == 1:  # whole rows, or 4,096 inputs at a time
-        return BlockTile(4, num_stages=1, block_k=min(triton.next_power_of_2(inputs), 4096))
     tiles, shares = triton.cdiv(outputs, 64), 1
     # Two programs fit on a multiprocessor; a share shorter than 1,024 inputs is all overhead.
     while shares < 4 and tiles * shares <= num_sms and inputs >= 2048 * shares:
@@ -82,24 +77,21 @@ def tiled_tile(results: int) -> BlockTile:
 
 
 def stream_block(
-    x: Tensor | QuantizedTokens, weight: Tensor, scale: Tensor, bias: Tensor | None, tile: BlockTile
+    x: QuantizedTokens, weight: Tensor, scale: Tensor, bias: Tensor | None, tile: BlockTile
 ) -> Tensor:
-    """The product for few tokens with an explicit tile. A single token is not quantized."""
-    plain = isinstance(x, Tensor)
-    values = x if isinstance(x, Tensor) else x.values
+    """The product for few tokens with an explicit tile."""
     tokens, inputs = x.shape
     outputs = weight.shape[0]
-    assert BLOCK % tile.block_n == 0 and (tokens == 1) == plain and values.stride(1) == 1
+    assert BLOCK % tile.block_n == 0
     out = torch.empty((tokens, outputs), dtype=x.dtype, device=weight.device)
     shares = tile.k_shares
     partial = out
     if shares > 1:
         partial = torch.empty((shares, tokens, outputs), dtype=torch.float32, device=weight.device)
-    block_k = tile.block_k if plain else BLOCK
-    k_per_share = triton.cdiv(triton.cdiv(inputs, block_k), shares) * block_k
+    k_per_share = triton.cdiv(triton.cdiv(inputs, BLOCK), shares) * BLOCK
     _stream_block_kernel[(triton.cdiv(outputs, tile.block_n), shares)](
-        values,
-        x.scale if isinstance(x, QuantizedTokens) else None,
+        x.values,
+        x.scale,
         weight,
         scale,
         bias,
@@ -107,18 +99,17 @@ def stream_block(
         partial,
         arrival_counters(weight.device),
         tokens,
-        x.scale.stride(0) if isinstance(x, QuantizedTokens) else 0,
+        x.scale.stride(0),
         outputs,
         inputs,
         k_per_share,
         EVEN=k_per_share * shares == inputs,
         SHARES=shares,
-        BLOCK_T=1 if plain else max(16, triton.next_power_of_2(tokens)),
+        BLOCK_T=max(16, triton.next_power_of_2(tokens)),
         BLOCK_N=tile.block_n,
-        BLOCK_K=block_k,
         BLOCK=BLOCK,
         STAGES=tile.num_stages,
-        UPCAST=upcast_dots(values.dtype),
+        UPCAST=upcast_dots(x.values.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **pdl_options(weight.device),
@@ -129,7 +120,7 @@ def stream_block(
 @triton.jit(do_not_specialize=["num_tokens", "x_scale_stride"])
 def _stream_block_kernel(
     x_ptr,  # (T, K)
-    x_scale_ptr,  # (K / BLOCK, T) float32, or None
+    x_scale_ptr,  # (K / BLOCK, T) float32
     weight_ptr,  # (N, K)
     scale_ptr,  # (N / BLOCK, K / BLOCK) float32
     bias_ptr,  # (N,) or None
@@ -145,7 +136,6 @@ def _stream_block_kernel(
     SHARES: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,  # divides BLOCK: one row of scales
-    BLOCK_K: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     UPCAST: tl.constexpr,
@@ -156,7 +146,7 @@ def _stream_block_kernel(
     in_n = n < outputs
     share = tl.program_id(1)
     start = share * inputs_per_share
-    k = tl.arange(0, BLOCK_K)
+    k = tl.arange(0, BLOCK)
     rows = weight_ptr + n.to(tl.int64)[:, None] * inputs
     blocks = tl.cdiv(inputs, BLOCK)
     scale_row = scale_ptr + (first_n // BLOCK) * blocks
@@ -167,53 +157,33 @@ def _stream_block_kernel(
     in_first = first < inputs
     w = tl.load(rows + first[None, :], mask=in_n[:, None] & in_first[None, :], other=0.0)
     wait_for_producers(PDL)
-
-    if BLOCK_T == 1:
-        x = tl.load(x_ptr + first, mask=in_first, other=0.0).to(tl.float32)
-        scale = tl.load(scale_row + first // BLOCK, mask=in_first, other=0.0)
-        acc = w.to(tl.float32) * (x * scale)[None, :]
-        for at in tl.range(BLOCK_K, inputs_per_share, BLOCK_K, num_stages=STAGES):
-            kk = start + at + k
-            if EVEN:
-                w = tl.load(rows + kk[None, :], mask=in_n[:, None], other=0.0)
-                x = tl.load(x_ptr + kk).to(tl.float32)
-                scale = tl.load(scale_row + kk // BLOCK)
-            else:
-                in_k = kk < inputs
-                w = tl.load(rows + kk[None, :], mask=in_n[:, None] & in_k[None, :], other=0.0)
-                x = tl.load(x_ptr + kk, mask=in_k, other=0.0).to(tl.float32)
-                scale = tl.load(scale_row + kk // BLOCK, mask=in_k, other=0.0)
-            acc += w.to(tl.float32) * (x * scale)[None, :]
-        y = tl.sum(acc, axis=1)[:, None]
-        t = tl.zeros([1], tl.int32)
-    else:
-        t = tl.arange(0, BLOCK_T)
-        in_t = t < num_tokens
-        x_columns = x_ptr + t[None, :] * inputs
-        x = tl.load(x_columns + first[:, None], mask=in_t[None, :] & in_first[:, None], other=0.0)
-        block = tl.minimum(start // BLOCK, last)
+    t = tl.arange(0, BLOCK_T)
+    in_t = t < num_tokens
+    x_columns = x_ptr + t[None, :] * inputs
+    x = tl.load(x_columns + first[:, None], mask=in_t[None, :] & in_first[:, None], other=0.0)
+    block = tl.minimum(start // BLOCK, last)
+    scale = tl.load(scale_row + block)
+    x_scale = tl.load(x_scale_ptr + block * x_scale_stride + t, mask=in_t, other=0.0)
+    if UPCAST:
+        x = x.to(tl.float32)
+        w = w.to(tl.float32)
+    y = tl.dot(w, x) * (scale * x_scale)[None, :]
+    for at in tl.range(BLOCK, inputs_per_share, BLOCK, num_stages=STAGES):
+        kk = start + at + k
+        block = tl.minimum((start + at) // BLOCK, last)
+        mask = in_n[:, None]
+        x_mask = in_t[None, :]
+        if not EVEN:
+            mask = mask & (kk < inputs)[None, :]
+            x_mask = x_mask & (kk < inputs)[:, None]
+        w = tl.load(rows + kk[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+        x = tl.load(x_columns + kk[:, None], mask=x_mask, other=0.0)
         scale = tl.load(scale_row + block)
         x_scale = tl.load(x_scale_ptr + block * x_scale_stride + t, mask=in_t, other=0.0)
         if UPCAST:
             x = x.to(tl.float32)
             w = w.to(tl.float32)
-        y = tl.dot(w, x) * (scale * x_scale)[None, :]
-        for at in tl.range(BLOCK_K, inputs_per_share, BLOCK_K, num_stages=STAGES):
-            kk = start + at + k
-            block = tl.minimum((start + at) // BLOCK, last)
-            mask = in_n[:, None]
-            x_mask = in_t[None, :]
-            if not EVEN:
-                mask = mask & (kk < inputs)[None, :]
-                x_mask = x_mask & (kk < inputs)[:, None]
-            w = tl.load(rows + kk[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
-            x = tl.load(x_columns + kk[:, None], mask=x_mask, other=0.0)
-            scale = tl.load(scale_row + block)
-            x_scale = tl.load(x_scale_ptr + block * x_scale_stride + t, mask=in_t, other=0.0)
-            if UPCAST:
-                x = x.to(tl.float32)
-                w = w.to(tl.float32)
-            y += tl.dot(w, x) * (scale * x_scale)[None, :]
+        y += tl.dot(w, x) * (scale * x_scale)[None, :]
 
     mask = in_n[:, None] & (t < num_tokens)[None, :]
     at = t.to(tl.int64)[None, :] * outputs + n[:, None]

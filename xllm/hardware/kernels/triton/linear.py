@@ -1,9 +1,9 @@
 """Matrix products: streaming kernels for few tokens, the vendor library for many.
 
 A product of 1 to 16 tokens only streams the weight once; its time is the weight's bytes over the
-memory bandwidth. Grid: (output tile, K share). Weights do not depend on earlier kernels, so
-each program requests its first tile before it waits for its input: the memory stays busy while
-the small kernels between two products run.
+memory bandwidth. Weights do not depend on earlier kernels, so each program requests its first tile
+before it waits for its input: the memory stays busy while the small kernels between two products
+run. Grid, of 2 tokens and more: (output tile, K share). One token has its own kernel, ``matvec``.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from xllm.hardware.kernels.triton.launch import (
     upcast_dots,
     wait_for_producers,
 )
+from xllm.hardware.kernels.triton.matvec import matvec
 
 MAX_STREAMED_TOKENS = 16
 
@@ -87,21 +88,22 @@ def linear(x: Tensor | QuantizedTokens, packed: PackedLinear, bias: Tensor | Non
     tokens, weight, scale = x.shape[0], packed.weight, packed.scale
     if isinstance(x, Tensor) and (width := scale_width(packed, tokens, x.dtype)):
         x = quantize_tokens(x, width)
-    quantized = isinstance(x, QuantizedTokens)
-    if scale is not None and packed.by_block and (quantized or tokens == 1):
-        return linear_block(x, weight, scale, bias)
     if not isinstance(x, QuantizedTokens):
         return _linear(x, packed, bias)
+    assert scale is not None
+    if packed.by_block:
+        return linear_block(x, weight, scale, bias)
     if tokens <= MAX_STREAMED_FP8_TOKENS:
         tile = choose_tile(tokens, weight, num_multiprocessors(weight.device))
         return stream_linear(x.values, packed, bias, tile, x.scale, x.dtype)
-    assert scale is not None
     return linear_fp8(x, weight, scale, bias)
 
 
 def _linear(x: Tensor, packed: PackedLinear, bias: Tensor | None) -> Tensor:
     """The product of activations that are not quantized."""
     weight, scale = packed.weight, packed.scale
+    if x.shape[0] == 1:
+        return matvec(x, weight, scale, bias)
     if 0 < x.shape[0] <= MAX_STREAMED_TOKENS and not packed.by_block:
         tile = choose_tile(x.shape[0], weight, num_multiprocessors(x.device))
         return stream_linear(x, packed, bias, tile)
@@ -123,12 +125,14 @@ def gated_linear(
         isinstance(x, QuantizedTokens)
         or not 0 < tokens <= MAX_STREAMED_TOKENS
         or activation not in KINDS
-        or packed.by_block
+        or (packed.by_block and tokens > 1)
         # Quantizing wants a token's largest value, which no program sees.
         or scale_width(packed, tokens, x.dtype)
         or scale_width(into, tokens, x.dtype)
     ):
         return act_and_mul(linear(x, packed, bias), activation, into)
+    if tokens == 1:
+        return matvec(x, packed.weight, packed.scale, bias, activation)
     tile = choose_tile(tokens, packed.weight, num_multiprocessors(x.device))
     return stream_linear(x, packed, bias, tile, activation=activation)
 
@@ -139,40 +143,18 @@ def choose_tile(tokens: int, weight: Tensor, num_sms: int) -> StreamTile:
     The library takes over where ``MAX_STREAMED_TOKENS`` ends.
     """
     outputs, inputs = weight.shape
-    if weight.dtype == FP8:
-        return _fp8_tile(tokens, outputs, inputs, num_sms)
-    if tokens == 1:
-        if inputs <= 4096 and outputs * inputs < 1 << 24 and outputs <= 40 * num_sms:
-            # Whole rows, so that all of a small weight is requested before the wait. Two warps
-            # where four would not all be resident, or would own a part of a row beyond its end.
-            block_k = triton.next_power_of_2(inputs)
-            few = outputs > 32 * num_sms or inputs < block_k
-            return StreamTile(2, block_k, num_warps=2 if few else 4, num_stages=1)
-        if outputs <= 1024 and inputs > 1024:
-            return StreamTile(4, 2048)
-        if inputs <= 1024 and outputs <= 1 << 14:
-            return StreamTile(4, 1024)
-        return StreamTile(8, 1024, num_stages=4 if outputs > 4096 else 3)
     tiles = triton.cdiv(outputs, 64)
     shares = 1
+    if weight.dtype == FP8:
+        if inputs > 8192 and tiles < num_sms:
+            shares = 4 if tokens <= 16 else 2
+        return StreamTile(64, 128 if tiles > 2 * num_sms else 256, shares, num_stages=4)
     # Two programs fit on a multiprocessor; a share shorter than 512 inputs is all overhead.
     while shares < 4 and tiles * shares <= num_sms and inputs >= 1024 * max(shares, 2):
         shares *= 2
     if tiles > num_sms // 2:
         shares = 1
     return StreamTile(64, 128, shares, num_stages=4)
-
-
-def _fp8_tile(tokens: int, outputs: int, inputs: int, num_sms: int) -> StreamTile:
-    if tokens == 1:
-        if outputs > 8192 and 2048 < inputs <= 4096:  # whole rows
-            return StreamTile(4, 4096, num_stages=1)
-        one_wave = 4096 < outputs <= 8192
-        return StreamTile(8, 512 if one_wave else 1024, num_stages=4)
-    tiles, shares = triton.cdiv(outputs, 64), 1
-    if inputs > 8192 and tiles < num_sms:
-        shares = 4 if tokens <= 16 else 2
-    return StreamTile(64, 128 if tiles > 2 * num_sms else 256, shares, num_stages=4)
 
 
 def stream_linear(
@@ -196,7 +178,6 @@ def stream_linear(
     width = outputs if activation is None else outputs // 2
     out = torch.empty((tokens, width), dtype=out_dtype or x.dtype, device=x.device)
     tiles = triton.cdiv(outputs, tile.block_n)
-    block_t = 1 if tokens == 1 else max(16, triton.next_power_of_2(tokens))
     shares = tile.k_shares
     partial = out
     if shares > 1:
@@ -217,10 +198,9 @@ def stream_linear(
         k_per_share,
         x.stride(0),
         EVEN=k_per_share * shares == inputs,
-        ONE_TILE=k_per_share == tile.block_k,
         SHARES=shares,
         KIND=-1 if activation is None else KINDS[activation],
-        BLOCK_T=block_t,
+        BLOCK_T=max(16, triton.next_power_of_2(tokens)),
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
         STAGES=tile.num_stages,
@@ -249,7 +229,6 @@ def _stream_linear_kernel(
     inputs_per_share,
     x_stride,
     EVEN: tl.constexpr,  # inputs = SHARES * inputs_per_share
-    ONE_TILE: tl.constexpr,  # a share is one tile: there is no loop
     SHARES: tl.constexpr,
     KIND: tl.constexpr,  # of the activation of gates, -1 without them
     BLOCK_T: tl.constexpr,
@@ -266,7 +245,6 @@ def _stream_linear_kernel(
     if KIND >= 0:  # a gate, the output that it gates, the next gate, ...
         n = n // 2 + (n % 2) * (outputs // 2)
     start = share * inputs_per_share
-    end = BLOCK_K if ONE_TILE else inputs_per_share
     k = tl.arange(0, BLOCK_K)
     rows = weight_ptr + n.to(tl.int64)[:, None] * inputs
     allow_consumers(PDL)
@@ -275,50 +253,33 @@ def _stream_linear_kernel(
         first_mask = first_mask & ((start + k) < inputs)[None, :]
     first = tl.load(rows + (start + k)[None, :], mask=first_mask, other=0.0)
     wait_for_producers(PDL)
-
-    if BLOCK_T == 1:
-        x = tl.load(x_ptr + start + k, mask=start + k < inputs, other=0.0).to(tl.float32)
-        acc = first.to(tl.float32) * x[None, :]
-        for at in tl.range(BLOCK_K, end, BLOCK_K, num_stages=STAGES):
-            kk = start + at + k
-            mask = in_n[:, None]
-            if EVEN:
-                x = tl.load(x_ptr + kk).to(tl.float32)
-            else:
-                mask = mask & (kk < inputs)[None, :]
-                x = tl.load(x_ptr + kk, mask=kk < inputs, other=0.0).to(tl.float32)
-            w = tl.load(rows + kk[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
-            acc += w.to(tl.float32) * x[None, :]
-        y = tl.sum(acc, axis=1)[:, None]
-        t = tl.zeros([1], tl.int32)
-    else:
-        t = tl.arange(0, BLOCK_T)
-        in_t = t < num_tokens
-        x_rows = x_ptr + t[None, :] * x_stride
-        x = tl.load(
-            x_rows + (start + k)[:, None],
-            mask=in_t[None, :] & (start + k < inputs)[:, None],
-            other=0.0,
-        )
-        w = first.to(x.dtype)
+    t = tl.arange(0, BLOCK_T)
+    in_t = t < num_tokens
+    x_rows = x_ptr + t[None, :] * x_stride
+    x = tl.load(
+        x_rows + (start + k)[:, None],
+        mask=in_t[None, :] & (start + k < inputs)[:, None],
+        other=0.0,
+    )
+    w = first.to(x.dtype)
+    if UPCAST:
+        x = x.to(tl.float32)
+        w = w.to(tl.float32)
+    y = tl.dot(w, x, input_precision=PRECISION)
+    for at in tl.range(BLOCK_K, inputs_per_share, BLOCK_K, num_stages=STAGES):
+        kk = start + at + k
+        mask = in_n[:, None]
+        x_mask = in_t[None, :]
+        if not EVEN:
+            mask = mask & (kk < inputs)[None, :]
+            x_mask = x_mask & (kk < inputs)[:, None]
+        w = tl.load(rows + kk[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+        x = tl.load(x_rows + kk[:, None], mask=x_mask, other=0.0)
+        w = w.to(x.dtype)
         if UPCAST:
             x = x.to(tl.float32)
             w = w.to(tl.float32)
-        y = tl.dot(w, x, input_precision=PRECISION)
-        for at in tl.range(BLOCK_K, end, BLOCK_K, num_stages=STAGES):
-            kk = start + at + k
-            mask = in_n[:, None]
-            x_mask = in_t[None, :]
-            if not EVEN:
-                mask = mask & (kk < inputs)[None, :]
-                x_mask = x_mask & (kk < inputs)[:, None]
-            w = tl.load(rows + kk[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
-            x = tl.load(x_rows + kk[:, None], mask=x_mask, other=0.0)
-            w = w.to(x.dtype)
-            if UPCAST:
-                x = x.to(tl.float32)
-                w = w.to(tl.float32)
-            y = tl.dot(w, x, y, input_precision=PRECISION)
+        y = tl.dot(w, x, y, input_precision=PRECISION)
 
     mask = in_n[:, None] & (t < num_tokens)[None, :]
     at = t.to(tl.int64)[None, :] * outputs + n[:, None]
