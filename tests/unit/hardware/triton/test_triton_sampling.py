@@ -26,8 +26,7 @@ def _sample(logits: torch.Tensor, temperatures: list[float], device) -> tuple[to
 
 
 def test_greedy_rows_take_the_first_largest_logit(device, monkeypatch) -> None:
-    monkeypatch.setattr(sampling, "columns_per_share", lambda rows: 128)
-    monkeypatch.setattr(sampling, "_BLOCK", 64)
+    monkeypatch.setattr(sampling, "choose_share", lambda rows: (128, 64))
     logits = torch.randn(3, VOCAB, device=device)
     logits[0, [70, 130, 250]] = 9.0
     tokens, best, table, _ = _sample(logits, [0.0] * 3, device)
@@ -63,9 +62,8 @@ def test_the_reference_draws_the_same_tokens(device) -> None:
 def test_tokens_do_not_depend_on_the_shares_of_a_row(device, monkeypatch) -> None:
     logits = torch.randn(3, VOCAB, device=device).bfloat16()
     expected = _sample(logits, [0.0, 0.7, 1.0], device)
-    monkeypatch.setattr(sampling, "_BLOCK", 32)
-    for columns in (32, 64, 256):
-        monkeypatch.setattr(sampling, "columns_per_share", lambda rows, columns=columns: columns)
+    for share in ((32, 32), (64, 32), (256, 64)):
+        monkeypatch.setattr(sampling, "choose_share", lambda rows, share=share: share)
         for actual, same in zip(_sample(logits, [0.0, 0.7, 1.0], device), expected, strict=True):
             assert torch.equal(actual, same)
 

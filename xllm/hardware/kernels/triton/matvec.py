@@ -5,7 +5,10 @@ their biases before it waits for its input, as ``linear`` explains. Gates and th
 gate are two tiles, which one reduction sums.
 
 FP8 weights are read as 64-bit words of eight, so that a thread has the activations of its weights
-without an exchange. Each is widened and multiplied in float32.
+without an exchange. Each is widened, exactly, and multiplied in float32.
+
+Rows longer than a tile: with one stage the next tile is loaded into registers while one is
+multiplied, with more stages through shared memory.
 """
 
 from __future__ import annotations
@@ -61,9 +64,11 @@ def matvec(
     words = weight.dtype == FP8 and x.element_size() == 2 and inputs % _WORD == 0
     halves = 1 if activation is None else 2
     if tile is None:
-        tile = choose_tile(weight, words, by_block and halves == 2, num_multiprocessors(x.device))
+        tile = choose_tile(outputs, inputs, words, by_block, num_multiprocessors(x.device))
     rows = tile.rows // halves
     outputs //= halves
+    if by_block and halves == 2 and outputs % rows:
+        rows = 1
     # Rows of a tile share their scales.
     assert not by_block or (BLOCK % rows == 0 and (halves == 1 or outputs % rows == 0))
     out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
@@ -95,127 +100,143 @@ def matvec(
     return out
 
 
-def choose_tile(weight: Tensor, words: bool, single_rows: bool, num_sms: int) -> MatvecTile:
+def choose_tile(outputs: int, inputs: int, words: bool, by_block: bool, num_sms: int) -> MatvecTile:
     """The tile of a product, from measurements on an H200.
 
     Args:
         words: weights are read as words.
-        single_rows: gates have scales by block: a tile has one of them.
+        by_block: scales are.
     """
-    outputs, inputs = weight.shape
     row = triton.next_power_of_2(inputs)
     if words:
-        if single_rows or outputs > 64 * num_sms:  # several waves: small programs
-            return MatvecTile(2, min(row, 4096), num_warps=2)
         if inputs > 4096:
-            return MatvecTile(8, 1024, num_stages=4)
-        # One wave: as much of each row as the registers of all programs hold.
-        return MatvecTile(8, row if outputs <= 32 * num_sms else min(row, 2048))
+            return MatvecTile(8, 2048)
+        if outputs <= 32 * num_sms:  # one wave of the largest programs
+            return MatvecTile(8, row)
+        if by_block:
+            return MatvecTile(4, row)
+        if outputs <= 64 * num_sms:  # one wave: what the registers of all programs hold
+            return MatvecTile(8, min(row, 2048))
+        return MatvecTile(2, row, num_warps=2)
     if inputs <= 4096 and outputs * inputs < 1 << 24 and outputs <= 40 * num_sms:
         # Whole rows, so that all of a small weight is requested before the wait. Two warps
         # where four would not all be resident, or would own a part of a row beyond its end.
-        few = outputs > 32 * num_sms or inputs < row
-        return MatvecTile(2, row, num_warps=2 if few else 4)
-    if single_rows:
-        return MatvecTile(2, min(row, 2048))
+        if outputs > 32 * num_sms or inputs < row:
+            return MatvecTile(2, row, num_warps=2)
+        return MatvecTile(4 if outputs <= 16 * num_sms else 2, row)
     if outputs <= 1024 and inputs > 1024:
         return MatvecTile(4, 2048, num_stages=3)
     if inputs <= 1024 and outputs <= 1 << 14:
-        return MatvecTile(4, 1024, num_stages=3)
+        return MatvecTile(4, 1024)
     return MatvecTile(8, 1024, num_stages=4 if outputs > 4096 else 3)
 
 
-@triton.jit
-def _byte(words, i: tl.constexpr):
-    return (words >> (8 * i)).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
+def _dot_of_words(widen: str) -> str:
+    """PTX of $0 = dot product of eight FP8 weights, $1, with activations, $2 and $3, in float32.
+
+    Weights are widened two at a time through float16, which holds them exactly. All of it is one
+    block of assembly: where only the widening is one, a program takes up to an eighth more
+    registers, so fewer of them load at the same time.
+
+    Args:
+        widen: of the two activations in ``{x}`` to ``c`` and ``d``.
+    """
+    lines = [
+        ".reg .b16 w<4>, low, high; .reg .b32 x<4>, pair; .reg .f32 a, b, c, d, y;",
+        "mov.b64 {w0, w1, w2, w3}, $1; mov.b64 {x0, x1}, $2; mov.b64 {x2, x3}, $3;",
+        "mov.f32 y, 0f00000000;",
+    ]
+    for i in range(4):
+        lines += [
+            f"cvt.rn.f16x2.e4m3x2 pair, w{i}; mov.b32 {{low, high}}, pair;",
+            "cvt.f32.f16 a, low; cvt.f32.f16 b, high;",
+            widen.format(x=f"x{i}"),
+            "fma.rn.f32 y, a, c, y; fma.rn.f32 y, b, d, y;",
+        ]
+    return "\n".join(["{", *lines, "mov.f32 $0, y;", "}"])
+
+
+_DOT_BFLOAT16 = tl.constexpr(
+    _dot_of_words(
+        "shl.b32 pair, {x}, 16; mov.b32 c, pair; and.b32 pair, {x}, 0xffff0000; mov.b32 d, pair;"
+    )
+)
+_DOT_FLOAT16 = tl.constexpr(
+    _dot_of_words("mov.b32 {{low, high}}, {x}; cvt.f32.f16 c, low; cvt.f32.f16 d, high;")
+)
 
 
 @triton.jit
-def _widen(weights, UNIT: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Tuple of the ``UNIT`` weights in each element, as float32."""
-    if UNIT == 1:
-        parts = (weights.to(tl.float32),)
-    elif INTERPRETED:  # there is no assembler
-        parts = (
-            _byte(weights, 0),
-            _byte(weights, 1),
-            _byte(weights, 2),
-            _byte(weights, 3),
-            _byte(weights, 4),
-            _byte(weights, 5),
-            _byte(weights, 6),
-            _byte(weights, 7),
-        )
-    else:  # two at a time, through float16, which holds them exactly
-        parts = tl.inline_asm_elementwise(
-            """{
-            .reg .b16 p0, p1, p2, p3, low, high;
-            .reg .b32 pair;
-            mov.b64 {p0, p1, p2, p3}, $8;
-            cvt.rn.f16x2.e4m3x2 pair, p0; mov.b32 {low, high}, pair;
-            cvt.f32.f16 $0, low; cvt.f32.f16 $1, high;
-            cvt.rn.f16x2.e4m3x2 pair, p1; mov.b32 {low, high}, pair;
-            cvt.f32.f16 $2, low; cvt.f32.f16 $3, high;
-            cvt.rn.f16x2.e4m3x2 pair, p2; mov.b32 {low, high}, pair;
-            cvt.f32.f16 $4, low; cvt.f32.f16 $5, high;
-            cvt.rn.f16x2.e4m3x2 pair, p3; mov.b32 {low, high}, pair;
-            cvt.f32.f16 $6, low; cvt.f32.f16 $7, high;
-            }""",
-            "=f,=f,=f,=f,=f,=f,=f,=f,l",
-            [weights],
-            dtype=(tl.float32,) * 8,
+def _dot(w, xa, xb, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
+    """(ROWS, BLOCK_K) words of eight weights times two of four activations, float32."""
+    if INTERPRETED:  # there is no assembler
+        y = tl.zeros(w.shape, tl.float32)
+        for i in tl.static_range(8):
+            weight = (w >> (8 * i)).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+            x = ((xa if i < 4 else xb) >> (16 * (i % 4))).to(tl.uint16).to(dtype, bitcast=True)
+            y += weight.to(tl.float32) * x.to(tl.float32)
+    else:
+        y = tl.inline_asm_elementwise(
+            _DOT_BFLOAT16 if dtype == tl.bfloat16 else _DOT_FLOAT16,
+            "=f,l,l,l",
+            [w, xa, xb],
+            dtype=tl.float32,
             is_pure=True,
             pack=1,
         )
-    return parts
+    return y
 
 
 @triton.jit
-def _quarter(words, i: tl.constexpr, dtype: tl.constexpr):
-    return (words >> (16 * i)).to(tl.uint16).to(dtype, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _load_x(x_ptr, k, width, dtype: tl.constexpr, UNIT: tl.constexpr, EVEN: tl.constexpr):
-    """Tuple of the ``UNIT`` activations that meet each element ``k`` of a row, as float32."""
+def _load_x(x_ptr, k, width, UNIT: tl.constexpr, EVEN: tl.constexpr):
+    """The activations that meet each element ``k`` of a row: (1, BLOCK_K), of words two."""
     mask = None if EVEN else k < width
     other = None if EVEN else 0.0
     if UNIT == 1:
-        parts = (tl.load(x_ptr + k, mask=mask, other=other).to(tl.float32),)
+        first = tl.load(x_ptr + k, mask=mask, other=other).to(tl.float32)
+        second = first
     else:
         first = tl.load(x_ptr + 2 * k, mask=mask, other=other)
         second = tl.load(x_ptr + 2 * k + 1, mask=mask, other=other)
-        parts = (
-            _quarter(first, 0, dtype),
-            _quarter(first, 1, dtype),
-            _quarter(first, 2, dtype),
-            _quarter(first, 3, dtype),
-            _quarter(second, 0, dtype),
-            _quarter(second, 1, dtype),
-            _quarter(second, 2, dtype),
-            _quarter(second, 3, dtype),
-        )
-    return parts
+    return first[None, :], second[None, :]
 
 
 @triton.jit
-def _load_rows(rows, k, width, FIRST: tl.constexpr, EVEN: tl.constexpr):
+def _load_rows(rows, k, width, EVEN: tl.constexpr):
     """(ROWS, BLOCK_K) elements, none of which is read again."""
     mask = None if EVEN else (k < width)[None, :]
     other = None if EVEN else 0.0
-    cache: tl.constexpr = ".cg" if FIRST else ""
-    policy: tl.constexpr = "" if FIRST else "evict_first"
-    at = rows + k[None, :]
-    return tl.load(at, mask=mask, other=other, cache_modifier=cache, eviction_policy=policy)
+    return tl.load(rows + k[None, :], mask=mask, other=other, cache_modifier=".cg")
 
 
 @triton.jit
-def _multiply(weights, x, UNIT: tl.constexpr, INTERPRETED: tl.constexpr):
+def _load_scales(scale_row, k, runs, RUN: tl.constexpr):
+    """(1, BLOCK_K) scales of elements; nothing that is read where a row has one scale."""
+    if RUN > 0:
+        # Past the end of a row weights are zero, which any scale leaves zero.
+        scales = tl.load(scale_row + tl.minimum(k // RUN, runs - 1))[None, :]
+    else:
+        scales = 1.0
+    return scales
+
+
+@triton.jit
+def _multiply(
+    w,
+    scales,
+    x,
+    dtype: tl.constexpr,
+    UNIT: tl.constexpr,
+    RUN: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
     """(ROWS, BLOCK_K) products, those of an element summed."""
-    w = _widen(weights, UNIT, INTERPRETED)
-    y = w[0] * x[0][None, :]
-    for i in tl.static_range(1, UNIT):
-        y += w[i] * x[i][None, :]
+    if UNIT == 1:
+        y = w.to(tl.float32) * x[0]
+    else:
+        y = _dot(w, x[0], x[1], dtype, INTERPRETED)
+    if RUN > 0:
+        y *= scales
     return y
 
 
@@ -247,20 +268,18 @@ def _kernel(
     rows = weight_ptr + safe_n.to(tl.int64)[:, None] * width
     up_rows = rows + outputs.to(tl.int64) * width if GATED else rows
     allow_consumers(PDL)
-    # Constants may be read before the producers are done: the memory stays busy.
-    w = _load_rows(rows, k, width, True, EVEN)
-    if GATED:
-        up_w = _load_rows(up_rows, k, width, True, EVEN)
+    runs = tl.cdiv(width, RUN) if RUN > 0 else 0
+    scale_row = scale_ptr
+    up_scale_row = scale_ptr
     if RUN > 0:
-        runs = tl.cdiv(width, RUN)
-        scale_row = scale_ptr + first_n // (RUN * UNIT) * runs
-        up_scale_row = scale_ptr + (outputs + first_n) // (RUN * UNIT) * runs
-        # Past the end of a row weights are zero, which any scale leaves zero.
-        run = tl.minimum(k // RUN, runs - 1)
-        scale = tl.load(scale_row + run)[None, :]
-        if GATED:
-            up_scale = tl.load(up_scale_row + run)[None, :]
-    elif scale_ptr is not None:
+        scale_row += first_n // (RUN * UNIT) * runs
+        up_scale_row += (outputs + first_n) // (RUN * UNIT) * runs
+    # Constants may be read before the producers are done: the memory stays busy.
+    w = _load_rows(rows, k, width, EVEN)
+    up_w = _load_rows(up_rows, k, width, EVEN) if GATED else w
+    scales = _load_scales(scale_row, k, runs, RUN)
+    up_scales = _load_scales(up_scale_row, k, runs, RUN) if GATED else scales
+    if RUN == 0 and scale_ptr is not None:
         scale = tl.load(scale_ptr + safe_n)
         if GATED:
             up_scale = tl.load(scale_ptr + outputs + safe_n)
@@ -270,27 +289,40 @@ def _kernel(
             up_bias = tl.load(bias_ptr + outputs + safe_n).to(tl.float32)
     wait_for_producers(PDL)
 
-    x = _load_x(x_ptr, k, width, dtype, UNIT, EVEN)
-    y = _multiply(w, x, UNIT, INTERPRETED)
-    if RUN > 0:
-        y *= scale
+    CARRIED: tl.constexpr = STAGES == 1 and TILES > 1
+    if CARRIED:
+        y = tl.zeros([ROWS, BLOCK_K], tl.float32)
+        up = y
+        for at in tl.range(BLOCK_K, TILES * BLOCK_K, BLOCK_K, num_stages=1):
+            kk = at + k
+            next_w = _load_rows(rows, kk, width, EVEN)
+            next_scales = _load_scales(scale_row, kk, runs, RUN)
+            x = _load_x(x_ptr, kk - BLOCK_K, width, UNIT, EVEN)
+            y += _multiply(w, scales, x, dtype, UNIT, RUN, INTERPRETED)
+            w, scales = next_w, next_scales
+            if GATED:
+                next_w = _load_rows(up_rows, kk, width, EVEN)
+                next_scales = _load_scales(up_scale_row, kk, runs, RUN)
+                up += _multiply(up_w, up_scales, x, dtype, UNIT, RUN, INTERPRETED)
+                up_w, up_scales = next_w, next_scales
+        k += (TILES - 1) * BLOCK_K
+    x = _load_x(x_ptr, k, width, UNIT, EVEN)
+    part = _multiply(w, scales, x, dtype, UNIT, RUN, INTERPRETED)
+    y = y + part if CARRIED else part
     if GATED:
-        up = _multiply(up_w, x, UNIT, INTERPRETED)
-        if RUN > 0:
-            up *= up_scale
-    for at in tl.range(BLOCK_K, TILES * BLOCK_K, BLOCK_K, num_stages=STAGES):
-        kk = at + k
-        x = _load_x(x_ptr, kk, width, dtype, UNIT, EVEN)
-        part = _multiply(_load_rows(rows, kk, width, False, EVEN), x, UNIT, INTERPRETED)
-        if RUN > 0:
-            run = tl.minimum(kk // RUN, runs - 1)
-            part *= tl.load(scale_row + run)[None, :]
-        y += part
-        if GATED:
-            part = _multiply(_load_rows(up_rows, kk, width, False, EVEN), x, UNIT, INTERPRETED)
-            if RUN > 0:
-                part *= tl.load(up_scale_row + run)[None, :]
-            up += part
+        part = _multiply(up_w, up_scales, x, dtype, UNIT, RUN, INTERPRETED)
+        up = up + part if CARRIED else part
+    if STAGES > 1:
+        for at in tl.range(BLOCK_K, TILES * BLOCK_K, BLOCK_K, num_stages=STAGES):
+            kk = at + k
+            x = _load_x(x_ptr, kk, width, UNIT, EVEN)
+            w = _load_rows(rows, kk, width, EVEN)
+            scales = _load_scales(scale_row, kk, runs, RUN)
+            y += _multiply(w, scales, x, dtype, UNIT, RUN, INTERPRETED)
+            if GATED:
+                w = _load_rows(up_rows, kk, width, EVEN)
+                scales = _load_scales(up_scale_row, kk, runs, RUN)
+                up += _multiply(w, scales, x, dtype, UNIT, RUN, INTERPRETED)
 
     if GATED:
         y, up = tl.split(tl.sum(tl.join(y, up), axis=1))

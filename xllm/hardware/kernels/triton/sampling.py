@@ -21,7 +21,6 @@ from xllm.hardware.kernels.triton.launch import (
     wait_for_producers,
 )
 
-_BLOCK = 1024
 LN2 = tl.constexpr(0.6931471805599453)
 
 
@@ -37,7 +36,7 @@ def sample_tokens(
     """See ``ops.sample_tokens``."""
     rows, vocab_size = logits.shape
     assert rows <= MAX_COUNTERS
-    columns = columns_per_share(rows)
+    columns, block = choose_share(rows)
     shares = triton.cdiv(vocab_size, columns)
     partial = torch.empty((rows, 3, shares), dtype=torch.float32, device=logits.device)
     _sample_kernel[(shares, rows)](
@@ -56,19 +55,20 @@ def sample_tokens(
         SHARES=shares,
         SHARES_BLOCK=triton.next_power_of_2(shares),
         COLUMNS=columns,
-        BLOCK=_BLOCK,
+        BLOCK=block,
         num_warps=4,
         **pdl_options(logits.device),
     )
 
 
-def columns_per_share(rows: int) -> int:
-    """Columns of a program, from measurements on an H200: one row is spread over the device.
+def choose_share(rows: int) -> tuple[int, int]:
+    """Columns of a program, and at a time, from measurements on an H200.
 
-    Each answer is a kernel, so there is one for 1 row, few and many, which ``compile_ahead`` is
-    shown. Tokens do not depend on it: a share's result is an exact maximum.
+    One row is spread over the device. Each answer is a kernel, so there is one for 1 row, few and
+    many, which ``compile_ahead`` is shown. Tokens do not depend on it: a share's result is an exact
+    maximum.
     """
-    return 2048 if rows == 1 else 4096 if rows <= 16 else 8192
+    return (2048, 2048) if rows == 1 else (4096, 1024) if rows <= 8 else (8192, 1024)
 
 
 @triton.jit
