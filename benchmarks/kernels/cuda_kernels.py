@@ -29,6 +29,7 @@ from xllm.hardware.kernels.triton.attention import paged_attention
 from xllm.hardware.kernels.triton.decode_attention import KeyTile, SplitPlan, decode_attention
 from xllm.hardware.kernels.triton.matvec import MatvecTile, matvec
 from xllm.hardware.kernels.triton.norm import fused_add_rms_norm
+from xllm.hardware.kernels.triton.packed import PackedLinear
 from xllm.hardware.kernels.triton.prefill_attention import prefill_attention
 from xllm.hardware.kernels.triton.rope import qk_norm_rope_kv_write
 from xllm.hardware.kernels.triton.sampling import sample_tokens
@@ -204,7 +205,7 @@ def stream_tiles(tokens: int) -> list[linears.StreamTile] | list[MatvecTile]:
 
 
 def stream(
-    x: torch.Tensor, packed: linears.PackedLinear, tile: linears.StreamTile | MatvecTile
+    x: torch.Tensor, packed: PackedLinear, tile: linears.StreamTile | MatvecTile
 ) -> torch.Tensor:
     if isinstance(tile, MatvecTile):
         return matvec(x, packed.weight, packed.scale, None, tile=tile)
@@ -245,7 +246,7 @@ def decode_chain(model: str, tokens: int, context: int, streamed: bool, pdl: boo
     hidden, _inner, heads, layers = QWEN3[model]
     shapes = linear_shapes(model)
 
-    def weight(name: str) -> linears.PackedLinear:
+    def weight(name: str) -> PackedLinear:
         return linears.pack_linear(torch.randn(shapes[name], dtype=BF16, device=DEVICE) * 0.02)
 
     names = ("qkv", "o", "gate_up", "down")
@@ -263,7 +264,7 @@ def decode_chain(model: str, tokens: int, context: int, streamed: bool, pdl: boo
     token_out = torch.zeros(tokens, dtype=torch.int32, device=DEVICE)
     index = torch.zeros(tokens, dtype=torch.int64, device=DEVICE)
 
-    def product(x: torch.Tensor, packed: linears.PackedLinear) -> torch.Tensor:
+    def product(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         if streamed:
             return linears.linear(x, packed)
         return torch.nn.functional.linear(x, packed.weight)

@@ -20,8 +20,9 @@ from xllm.hardware.kernels.triton.fp8_block import (
     stream_block,
     tiled_block,
 )
-from xllm.hardware.kernels.triton.linear import PackedLinear, linear, pack_linear
+from xllm.hardware.kernels.triton.linear import linear, pack_linear
 from xllm.hardware.kernels.triton.norm import fused_add_rms_norm, rms_norm
+from xllm.hardware.kernels.triton.packed import PackedLinear
 
 FP8 = torch.float8_e4m3fn
 TOKENS = [2, 5, 64]

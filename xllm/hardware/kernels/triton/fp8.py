@@ -8,7 +8,6 @@ one product alone reads them (argument ``into`` of the ops); ``quantize_tokens``
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -23,9 +22,7 @@ from xllm.hardware.kernels.triton.launch import (
     pdl_options,
     wait_for_producers,
 )
-
-if TYPE_CHECKING:
-    from xllm.hardware.kernels.triton.linear import PackedLinear
+from xllm.hardware.kernels.triton.packed import PackedLinear
 
 FP8 = torch.float8_e4m3fn
 BLOCK = 128  # outputs and inputs of a weight that share a scale, columns of a token that do

@@ -38,27 +38,9 @@ from xllm.hardware.kernels.triton.launch import (
     wait_for_producers,
 )
 from xllm.hardware.kernels.triton.matvec import matvec
+from xllm.hardware.kernels.triton.packed import PackedLinear
 
 MAX_STREAMED_TOKENS = 16
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PackedLinear:
-    """Row-major weight (N, K) in the model's dtype, or 8 bits with float32 scales: one per output,
-    or a matrix of one per block."""
-
-    weight: Tensor
-    scale: Tensor | None = None
-
-    @property
-    def out_features(self) -> int:
-        """Outputs N."""
-        return self.weight.shape[0]
-
-    @property
-    def by_block(self) -> bool:
-        """Whether blocks have scales."""
-        return self.scale is not None and self.scale.dim() == 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

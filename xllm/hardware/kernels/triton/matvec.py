@@ -109,12 +109,10 @@ def choose_tile(outputs: int, inputs: int, words: bool, by_block: bool, num_sms:
     """
     row = triton.next_power_of_2(inputs)
     if words:
-        if inputs > 4096:
-            return MatvecTile(8, 2048)
-        if outputs <= 32 * num_sms:  # one wave of the largest programs
-            return MatvecTile(8, row)
         if by_block:
-            return MatvecTile(4, row)
+            return MatvecTile(4, 2048, num_warps=2) if inputs > 4096 else MatvecTile(4, row)
+        if inputs > 4096:
+            return MatvecTile(4, 4096)
         if outputs <= 64 * num_sms:  # one wave: what the registers of all programs hold
             return MatvecTile(8, min(row, 2048))
         return MatvecTile(2, row, num_warps=2)
@@ -144,14 +142,14 @@ def _dot_of_words(widen: str) -> str:
     lines = [
         ".reg .b16 w<4>, low, high; .reg .b32 x<4>, pair; .reg .f32 a, b, c, d, y;",
         "mov.b64 {w0, w1, w2, w3}, $1; mov.b64 {x0, x1}, $2; mov.b64 {x2, x3}, $3;",
-        "mov.f32 y, 0f00000000;",
     ]
     for i in range(4):
         lines += [
             f"cvt.rn.f16x2.e4m3x2 pair, w{i}; mov.b32 {{low, high}}, pair;",
             "cvt.f32.f16 a, low; cvt.f32.f16 b, high;",
             widen.format(x=f"x{i}"),
-            "fma.rn.f32 y, a, c, y; fma.rn.f32 y, b, d, y;",
+            "fma.rn.f32 y, a, c, y;" if i else "mul.rn.f32 y, a, c;",
+            "fma.rn.f32 y, b, d, y;",
         ]
     return "\n".join(["{", *lines, "mov.f32 $0, y;", "}"])
 
@@ -240,6 +238,11 @@ def _multiply(
     return y
 
 
+@triton.jit
+def _add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
 def _kernel(
     x_ptr,  # (K,), of words (K / 4,)
     weight_ptr,  # (N, K), of words (N, K / 8)
@@ -266,7 +269,6 @@ def _kernel(
     safe_n = tl.minimum(n, outputs - 1)
     k = tl.arange(0, BLOCK_K)
     rows = weight_ptr + safe_n.to(tl.int64)[:, None] * width
-    up_rows = rows + outputs.to(tl.int64) * width if GATED else rows
     allow_consumers(PDL)
     runs = tl.cdiv(width, RUN) if RUN > 0 else 0
     scale_row = scale_ptr
@@ -276,6 +278,7 @@ def _kernel(
         up_scale_row += (outputs + first_n) // (RUN * UNIT) * runs
     # Constants may be read before the producers are done: the memory stays busy.
     w = _load_rows(rows, k, width, EVEN)
+    up_rows = rows + outputs.to(tl.int64) * width if GATED else rows
     up_w = _load_rows(up_rows, k, width, EVEN) if GATED else w
     scales = _load_scales(scale_row, k, runs, RUN)
     up_scales = _load_scales(up_scale_row, k, runs, RUN) if GATED else scales
@@ -325,7 +328,10 @@ def _kernel(
                 up += _multiply(w, scales, x, dtype, UNIT, RUN, INTERPRETED)
 
     if GATED:
-        y, up = tl.split(tl.sum(tl.join(y, up), axis=1))
+        if INTERPRETED:  # it takes minutes over a pair
+            y, up = tl.sum(y, axis=1), tl.sum(up, axis=1)
+        else:
+            y, up = tl.reduce((y, up), 1, _add_pairs)
     else:
         y = tl.sum(y, axis=1)
     if RUN == 0 and scale_ptr is not None:
