@@ -162,3 +162,12 @@ def test_an_answer_of_opening_tags_takes_no_quadratic_time(name):
     parsed, called = read("tools", name, sample, [sample.text])
     assert time.process_time() - begin < 5.0
     assert (parsed.content, called) == (sample.text, False)
+
+
+@pytest.mark.parametrize("name", ["", "f"])
+def test_a_value_of_blanks_after_an_opening_tag_takes_no_quadratic_time(name):
+    begun = f"<tool_call>find<arg_key>code</arg_key><arg_value><tool_call>{name}"
+    text = begun + "\n" * 20_000 + "</arg_value></tool_call>"
+    begin = time.perf_counter()
+    read("tools", "glm45", Sample("", "", ()), [text])
+    assert time.perf_counter() - begin < 1.0

@@ -270,8 +270,9 @@ def _begun_call(form: TaggedCall) -> re.Pattern[str]:
         re.escape, (form.begin, form.key_open, form.key_close, form.value_open)
     )
     name_end = "|".join(map(re.escape, form.name_ends))
-    blanks = f"[{BLANKS}]*"
-    parts = (begin, _NAME.pattern, f"(?:{name_end})", key_open + "[^<>]*" + key_close, value_open)
+    blanks = f"[{BLANKS}]*+"  # given back to no neighbour: linear, however many there are
+    name_end = name_end and f"(?:{name_end})"
+    parts = (begin, _NAME.pattern, name_end, key_open + "[^<>]*" + key_close, value_open)
     return re.compile(blanks.join(part for part in parts if part))
 
 

@@ -10,6 +10,7 @@ from batches import PagedBatch, paged_batch
 
 from xllm.hardware.kernels import reference
 from xllm.hardware.kernels.shared_prefix import LINE_ROWS, PREFIX_UNIT, SharedPrefix
+from xllm.hardware.kernels.triton import shared_prefix
 from xllm.hardware.kernels.triton.attention import paged_attention
 from xllm.hardware.kernels.triton.decode_attention import (
     SplitPlan,
@@ -99,6 +100,17 @@ def test_the_programs_of_a_prefix_fit_the_device_at_once(group: int, cache_dtype
         assert shares[-1] == 1 or shares[-1] * 8 * tiles <= 132
     assert shares == sorted(shares, reverse=True)
     assert shares[0] > 1 == shares[-1]
+
+
+@pytest.mark.parametrize(("kilobytes", "num_stages"), [(99, 2), (163, 3), (227, 3)])
+def test_tiles_of_wide_heads_fit_the_shared_memory_of_a_program(
+    kilobytes: int, num_stages: int, monkeypatch
+) -> None:
+    """Compiled for compute capability 8.9, three stages take 100 kB of 99."""
+    monkeypatch.setattr(shared_prefix, "max_shared_memory", lambda device: kilobytes << 10)
+    q = torch.empty(1, 8, 256, dtype=torch.bfloat16)
+    tile = choose_prefix_tile(q, torch.empty(1, 16, 4, 256, dtype=torch.bfloat16))
+    assert tile.num_stages == num_stages
 
 
 def test_many_rows_beside_a_prefix_have_no_second_share_of_their_own() -> None:

@@ -60,6 +60,7 @@ def matvec(
         tile: by rule unless given.
     """
     outputs, inputs = weight.shape
+    assert x.stride(1) == 1
     by_block = scale is not None and scale.dim() == 2
     words = weight.dtype == FP8 and x.element_size() == 2 and inputs % _WORD == 0
     halves = 1 if activation is None else 2

@@ -20,6 +20,7 @@ from xllm.hardware.kernels.shared_prefix import LINE_ROWS, SharedPrefix
 from xllm.hardware.kernels.triton.launch import (
     allow_consumers,
     attention_operand,
+    max_shared_memory,
     pdl_options,
     upcast_attention,
     wait_for_producers,
@@ -28,6 +29,7 @@ from xllm.hardware.kernels.triton.prefill_attention import attend_tile, blocks_o
 
 _LOG2E = 1.4426950408889634
 _MAX_SHARES = 8
+_DEEP_TILE_BYTES = 128 << 10  # shared memory of a program of wide heads with a third stage
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,12 +52,15 @@ def choose_prefix_tile(q: Tensor, cache: Tensor) -> PrefixTile:
     group_block = triton.next_power_of_2(q.shape[1] // cache.shape[2])
     block_m, num_warps = (128, 8) if group_block >= 4 else (64, 4)
     fills = 0.5 if block_m == 128 and cache.dtype == q.dtype else 1.0
-    block_n = 64
+    block_n, num_stages = 64, 3
     if q.dtype == torch.float32:
         block_m, block_n = max(32, group_block), 16
     elif q.shape[2] > 128:
         block_m, block_n = max(64, group_block), 32
-    return PrefixTile(min(block_m, LINE_ROWS * group_block), block_n, num_warps, 3, fills)
+        if q.shape[2] > 256 or max_shared_memory(q.device) < _DEEP_TILE_BYTES:
+            num_stages = 2
+    block_m = min(block_m, LINE_ROWS * group_block)
+    return PrefixTile(block_m, block_n, num_warps, num_stages, fills)
 
 
 def choose_prefix_shares(
