@@ -4,7 +4,8 @@ Programmatic dependent launch: on Hopper and later a kernel may start while its 
 Kernels that take part call ``wait_for_producers`` before they read or write any tensor that another
 kernel touches (constant weights excepted) and ``allow_consumers`` once their own inputs are being
 loaded. The pair is safe in any order because a kernel never completes before its producers have;
-but where the next kernel reads, before its own wait, what an earlier one wrote, the wait is first.
+but where the next kernel reads, before its own wait, what an earlier one wrote, the wait is first:
+that one's writes have reached memory by then, as its grid has ended.
 """
 
 from __future__ import annotations
