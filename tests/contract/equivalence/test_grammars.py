@@ -140,7 +140,7 @@ def test_memory_for_few_grammars_changes_no_token(
 
     def watched() -> Any:
         plan = schedule()
-        peaks.append(len(list(grammars._known.values())))
+        peaks.append(len(grammars))
         return plan
 
     engine.scheduler.schedule = watched

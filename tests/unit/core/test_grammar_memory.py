@@ -34,14 +34,14 @@ def test_waves_of_different_grammars_stay_within_bounds(num_chars: int) -> None:
         for i in range(100):
             found = cache.submit(regex(100 * wave + i, num_chars))
             found.future.result(timeout=10)
-            known.append(weakref.ref(found))
+            known.append(weakref.ref(found.future))
             del found
             assert cache.num_bytes <= 8 << 20
         cache.check()
     alive = [ref() for ref in known if ref() is not None]
     assert 0 < len(alive) <= (8 << 20) // estimate_bytes(regex(0, num_chars))
     # The last ones, not the first.
-    assert alive[-1] is cache.submit(regex(299, num_chars))
+    assert alive[-1] is cache.submit(regex(299, num_chars)).future
 
 
 def test_a_grammar_in_use_stays_known_and_leaves_no_room() -> None:
@@ -55,6 +55,26 @@ def test_a_grammar_in_use_stays_known_and_leaves_no_room() -> None:
     assert cache.has_room(regex(4))
 
 
+def test_nothing_is_forgotten_for_a_grammar_that_would_still_not_fit() -> None:
+    size = estimate_bytes(regex(0))
+    cache = new_cache(max_bytes=4 * size)
+    held = [cache.submit(regex(i)) for i in range(2)]
+    warm = [cache.submit(regex(i)).future for i in range(2, 4)]
+    for future in (*warm, *(entry.future for entry in held)):
+        future.result(timeout=10)
+    large = regex(4, 2 * size // 160 + 1)
+    assert estimate_bytes(large) > 3 * size
+    for _ in range(3):
+        assert not cache.has_room(large)
+    assert [cache.submit(regex(i)).future for i in range(2, 4)] == warm
+    held.pop()
+    assert not cache.has_room(large)
+    held.pop()
+    assert not cache.has_room(regex(5, 4 * size // 160)) and cache.has_room(large)
+    assert cache.num_bytes + estimate_bytes(large) <= 4 * size
+    cache.check()
+
+
 def test_texts_that_are_no_grammar_are_given_back_without_a_collection() -> None:
     cache = new_cache(max_bytes=1 << 20)
     gc.disable()
@@ -64,7 +84,7 @@ def test_texts_that_are_no_grammar_are_given_back_without_a_collection() -> None
             found = cache.submit(regex(i, 100_000 + i))
             with pytest.raises(GrammarError):
                 bad = cache.submit(StructuredOutput("regex", f"({'x' * 100_000}{i}"))
-                gone.append(weakref.ref(bad))
+                gone.append(weakref.ref(bad.future))
                 bad.future.result(timeout=10)
             found.future.exception(timeout=10)
             del found, bad

@@ -31,11 +31,8 @@ _ASKED_PER_LANE = 16
 _LANE_SECONDS = 0.05
 
 
-class Compilation:
-    """One grammar on its way; ``future`` may end with ``GrammarError``.
-
-    Whoever holds it keeps it in the cache.
-    """
+class _Entry:
+    """One grammar on its way, and how much it is asked for."""
 
     def __init__(self, output: StructuredOutput) -> None:
         self.output = output
@@ -58,12 +55,6 @@ class Compilation:
             return estimate_bytes(self.output, 0)
         grammar = self.future.result()
         return estimate_bytes(self.output, grammar.num_lanes, grammar.num_tokens)
-
-    @property
-    def error(self) -> str | None:
-        """Why the grammar cannot be used; only asked once ``future`` is done."""
-        failure = self.future.exception()
-        return None if failure is None else str(failure)
 
     def run(self, get_compiler: Callable[[], GrammarCompiler], max_lanes: int) -> None:
         """Compile, with as many lanes as are wanted by now; never raises."""
@@ -116,6 +107,43 @@ class Compilation:
         return 0 < grammar.num_lanes < wanted and grammar.seconds < _LANE_SECONDS
 
 
+class Compilation:
+    """A hold on one grammar: the cache keeps it as long as somebody has this."""
+
+    def __init__(self, entry: _Entry) -> None:
+        self.entry = entry
+
+    @property
+    def future(self) -> Future[Grammar]:
+        """The compiled grammar, or ``GrammarError``."""
+        return self.entry.future
+
+    @property
+    def error(self) -> str | None:
+        """Why the grammar cannot be used; only asked once ``future`` is done."""
+        failure = self.future.exception()
+        return None if failure is None else str(failure)
+
+    @property
+    def running_seconds(self) -> float:
+        """How long it has been compiled so far; 0 while it waits for its turn."""
+        return self.entry.running_seconds
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes, or will once it is compiled, by estimate."""
+        return self.entry.num_bytes
+
+    def run(self, get_compiler: Callable[[], GrammarCompiler], max_lanes: int) -> None:
+        """``_Entry.run``, held meanwhile."""
+        self.entry.run(get_compiler, max_lanes)
+
+    def tend(self, get_compiler: Callable[[], GrammarCompiler], max_lanes: int) -> None:
+        """``_Entry.tend``, held meanwhile."""
+        self.entry.tend(get_compiler, max_lanes)
+
+
+_Key = tuple[str, str, bool]
 _Work = Callable[[Callable[[], GrammarCompiler], int], None]  # ``run`` or ``tend``
 
 
@@ -144,10 +172,8 @@ class GrammarCache:
         self._compiler: GrammarCompiler | None = None
         self._lock = threading.Lock()
         self._building = threading.Lock()
-        self._known: weakref.WeakValueDictionary[tuple[str, str, bool], Compilation] = (
-            weakref.WeakValueDictionary()
-        )
-        self._recent: OrderedDict[tuple[str, str, bool], Compilation] = OrderedDict()
+        self._held: weakref.WeakValueDictionary[_Key, Compilation] = weakref.WeakValueDictionary()
+        self._recent: OrderedDict[_Key, _Entry] = OrderedDict()  # held or not
         self._waiting: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._num_threads = 0
 
@@ -155,48 +181,67 @@ class GrammarCache:
         """The grammar's compilation: begun now, under way or done already."""
         key = output.grammar_key
         with self._lock:
-            found = self._known.get(key)
-            is_new = found is None
+            found = self._held.get(key)
+            entry = self._recent.get(key) if found is None else found.entry
+            is_new = entry is None
+            if entry is None:
+                entry = _Entry(output)
             if found is None:
-                found = self._known[key] = Compilation(output)
+                found = self._held[key] = Compilation(entry)
+            if is_new:
                 self._waiting.put(found.run)
                 self._start_thread()
-            if found.ask(self._max_lanes):
+            if entry.ask(self._max_lanes):
                 self._waiting.put(found.tend)
-            self._recent[key] = found
+            self._recent[key] = entry
             self._recent.move_to_end(key)
             if is_new:
-                self._trim(0)
+                self._forget(self.num_bytes - self._max_bytes)
             return found
 
     def has_room(self, output: StructuredOutput) -> bool:
-        """Whether a grammar fits in beside those that are held; forgets others for it."""
+        """Whether a grammar fits in beside those that are held; forgets others if that helps."""
         with self._lock:
-            if output.grammar_key in self._known:
+            if output.grammar_key in self._recent or output.grammar_key in self._held:
                 return True
-            return self._trim(estimate_bytes(output))
+            excess_bytes = self.num_bytes + estimate_bytes(output) - self._max_bytes
+            if excess_bytes > sum(self._recent[key].num_bytes for key in self._unheld()):
+                return False
+            self._forget(excess_bytes)
+            return True
 
     def check(self) -> None:
         """Assert that no more is remembered than may be."""
         with self._lock:
             assert len(self._recent) <= _NUM_RECENT, len(self._recent)
-            assert all(self._known.get(key) is entry for key, entry in self._recent.items())
+            held = [(key, found.entry) for key, found in self._held.items()]
+            assert all(self._recent.get(key, entry) is entry for key, entry in held)
+
+    def __len__(self) -> int:
+        """Grammars that are held or remembered."""
+        return len(self._known())
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all grammars that are known, by estimate."""
-        return sum(entry.num_bytes for entry in list(self._known.values()))
+        """Memory of all grammars that are held or remembered, by estimate."""
+        return sum(entry.num_bytes for entry in self._known().values())
 
-    def _trim(self, extra_bytes: int) -> bool:
-        """Forget the grammars that were not used for longest; whether all fit in then."""
-        num_bytes = self.num_bytes + extra_bytes
-        while self._recent and (num_bytes > self._max_bytes or len(self._recent) > _NUM_RECENT):
-            key, entry = self._recent.popitem(last=False)
-            entry_bytes = entry.num_bytes
-            del entry
-            if key not in self._known:  # else somebody holds it
-                num_bytes -= entry_bytes
-        return num_bytes <= self._max_bytes
+    def _known(self) -> dict[_Key, _Entry]:
+        held = {key: found.entry for key, found in list(self._held.items())}
+        return held | self._recent
+
+    def _unheld(self) -> list[_Key]:
+        """Grammars that nobody holds; the one that was not used for longest comes first."""
+        return [key for key in self._recent if key not in self._held]
+
+    def _forget(self, excess_bytes: int) -> None:
+        """Give back that much, as far as grammars are not held, and those that are too many."""
+        for key in self._unheld():
+            if excess_bytes <= 0:
+                break
+            excess_bytes -= self._recent.pop(key).num_bytes
+        while len(self._recent) > _NUM_RECENT:
+            self._recent.popitem(last=False)
 
     def _start_thread(self) -> None:
         if self._num_threads < _NUM_THREADS:
