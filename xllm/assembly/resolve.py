@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from xllm.control.scheduler.policies import POLICIES
 from xllm.control.scheduler.scheduler import PRIORITY_POLICIES
 from xllm.core.config import XllmConfig
 from xllm.core.config.files import ModelFiles
+from xllm.core.config.lora import ADAPTER_FILES
 from xllm.core.messages.server import EngineProgress
 from xllm.modeling.attention_backends import BACKENDS
 from xllm.modeling.models.config import resolve_max_model_len, text_config
@@ -19,14 +21,15 @@ def resolve_files(config: XllmConfig, on_progress: Callable[[EngineProgress], No
     """The model's local files, downloaded if need be. Blocks; imports no torch.
 
     Raises:
-        ValueError: there is no such model, it cannot be fetched, or a file of it is missing or
-            not supported.
+        ValueError: there is no such model, it cannot be fetched, or a file of it, or of an
+            adapter that is loaded at start, is missing or not supported.
     """
 
     def on_bytes(what: str, done: int, total: int) -> None:
         on_progress(EngineProgress(what, done / total if total else -1.0))
 
     _check_names(config)
+    _check_adapters(config.lora.modules)
     try:
         return resolve_model(config.model, on_bytes)
     except RuntimeError as error:  # a download failed; what to do about it is in the message
@@ -76,3 +79,11 @@ def _check_names(config: XllmConfig) -> None:
     ):
         if name not in known:
             raise ValueError(f"{flag} must be one of {', '.join(known)}, got {name!r}")
+
+
+def _check_adapters(modules: Mapping[str, str]) -> None:
+    """They are loaded last, but a folder without one ends here."""
+    for name, folder in modules.items():
+        for file in ADAPTER_FILES:
+            if not (path := Path(folder) / file).is_file():
+                raise ValueError(f"--lora-modules {name}={folder}: there is no file {path}")

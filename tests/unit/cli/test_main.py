@@ -108,16 +108,6 @@ def test_a_misspelt_option_is_answered_with_the_one_that_was_meant(arguments, me
     assert (f"; did you mean {meant}? (" in line) if meant else ("did you mean" not in line)
 
 
-@pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
-def test_an_adapter_that_is_not_there_ends_before_any_engine_starts(missing, tmp_path, capsys):
-    for name in {"adapter_config.json", "adapter_model.safetensors"} - {missing}:
-        (tmp_path / name).write_text("{}")
-    assert cli.main(["serve", "--lora-modules", f"sql={tmp_path}"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"xllm serve: error: --lora-modules sql={tmp_path}: ")
-    assert f"{tmp_path / missing}" in line
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

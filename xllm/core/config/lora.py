@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 from xllm.core.config.option import check_bounds, option
 
+# In the folder of an adapter, as PEFT writes it.
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -30,13 +30,6 @@ class LoraConfig:
                 f"--lora-modules must name at most --max-loras={self.max_loras} adapters, "
                 f"got {len(self.modules)}"
             )
-        # Here and not when it is loaded: that comes after the model's weights.
-        for name, folder in self.modules.items():
-            for file in ADAPTER_FILES:
-                if not (Path(folder) / file).is_file():
-                    raise ValueError(
-                        f"--lora-modules {name}={folder}: there is no file {Path(folder) / file}"
-                    )
 
     @property
     def enabled(self) -> bool:
