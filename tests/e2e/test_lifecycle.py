@@ -1,6 +1,5 @@
 """Starting, draining and dying: nothing hangs, nothing is left behind."""
 
-import contextlib
 import json
 import random
 import signal
@@ -166,17 +165,19 @@ def test_a_drain_waits_for_what_is_made_in_the_background(model: Path) -> None:
     with running(model) as server:
         body = {"model": "tiny", "input": "Hi", "background": True, "ignore_eos": True}
         body["max_output_tokens"] = 450
-        made = [server.http.post("/v1/responses", json=body).json() for _ in range(4)][-1]
+        made = [server.http.post("/v1/responses", json=body).json() for _ in range(4)]
         server.process.send_signal(signal.SIGTERM)
-        seen = []
-        with contextlib.suppress(httpx.TransportError):
+        for each in made:  # one after the other, by a client that takes its time
             while True:
-                seen.append(server.http.get(f"/v1/responses/{made['id']}").json()["status"])
-                time.sleep(0.02)
+                time.sleep(0.5)
+                seen = server.http.get(f"/v1/responses/{each['id']}").json()["status"]
+                if seen != "in_progress":
+                    break
+            assert seen == "incomplete"  # by its length, after all of it
+        begin = time.monotonic()
         assert server.process.wait(30) == 0
+        assert time.monotonic() - begin < 3  # with the last one fetched, nobody is owed anything
         assert "draining" in server.log and "unfinished" not in server.log
-        assert seen.count("in_progress") > 3 or "incomplete" in seen, seen
-        assert set(seen) <= {"in_progress", "incomplete"}  # by their length, after all of it
 
 
 def test_a_drain_ends_after_the_shutdown_timeout(model: Path) -> None:

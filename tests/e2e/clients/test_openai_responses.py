@@ -1,6 +1,7 @@
 """The unmodified ``openai`` package against ``/v1/responses``."""
 
 import asyncio
+import time
 
 import openai
 import pydantic
@@ -209,6 +210,33 @@ def test_a_background_response_is_polled_or_cancelled():
             with pytest.raises(openai.BadRequestError):
                 await client.responses.cancel(plain.id)
             assert (await client.responses.create(**ask)).status == "in_progress"
+
+    run(scenario())
+
+
+def test_who_waits_for_the_end_leaves_clients_time_to_fetch(monkeypatch):
+    async def scenario():
+        async with serving("Hi there.") as server, client_of(server) as client:
+            wait = server.stack.responses.wait_background
+
+            async def waited(timeout_seconds: float) -> float:
+                begin = time.monotonic()
+                assert await wait(timeout_seconds)
+                return time.monotonic() - begin
+
+            ask = {"model": "tiny", "input": "Hello", "background": True}
+            made = await client.responses.create(**ask)
+            waiting = asyncio.create_task(waited(30.0))
+            await asyncio.sleep(0.3)
+            assert not waiting.done()
+            assert (await client.responses.retrieve(made.id)).status == "completed"
+            assert await waiting < 3.0
+            await client.responses.create(**ask)
+            assert 0.3 <= await waited(0.3) < 3.0  # nobody comes: no longer than allowed
+            monkeypatch.setattr("xllm.frontend.services.responses._FETCH_SECONDS", 0.2)
+            await client.responses.create(**ask)
+            assert 0.1 < await waited(30.0) < 3.0  # nor longer than clients take
+            assert await waited(30.0) < 0.1
 
     run(scenario())
 

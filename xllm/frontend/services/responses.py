@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from typing import Any
@@ -33,6 +34,9 @@ logger = get_logger(__name__)
 
 _PAGE_ITEMS = 20
 _MAX_PAGE_ITEMS = 100
+# A server that was told to stop keeps a response this long for a client that polls: more than
+# clients usually pause.
+_FETCH_SECONDS = 5.0
 
 
 class ResponseService:
@@ -52,6 +56,9 @@ class ResponseService:
         self._max_background = max_background
         self._free = asyncio.Semaphore(max_background)
         self._background: dict[str, asyncio.Task[None]] = {}
+        # When those were done that nobody has asked for since; only the last _FETCH_SECONDS count.
+        self._unfetched: dict[str, float] = {}
+        self._all_fetched = asyncio.Event()
 
     async def handle(self, body: ResponsesRequest) -> Response | ResponseStream:
         """A whole response, a stream of its events, or one that is made in the background.
@@ -80,13 +87,17 @@ class ResponseService:
 
     def get(self, response_id: str) -> Response:
         """A response that is kept; raises ``RequestError`` (404) for any other."""
-        return self._store.response(response_id)
+        response = self._store.response(response_id)
+        if response_id not in self._background:
+            self._fetched(response_id)
+        return response
 
     def delete(self, response_id: str) -> DeletedResponse:
         """Forget a response, and stop making it; raises as ``get`` does."""
         self._store.delete(response_id)
         if (task := self._background.get(response_id)) is not None:
             task.cancel()
+        self._fetched(response_id)
         return DeletedResponse(response_id)
 
     async def cancel(self, response_id: str) -> Response:
@@ -111,11 +122,21 @@ class ResponseService:
         return len(self._background)
 
     async def wait_background(self, timeout_seconds: float) -> bool:
-        """Whether those that are made in the background now came to an end within the time."""
-        if not self._background:
-            return True
-        _, unfinished = await asyncio.wait(self._background.values(), timeout=timeout_seconds)
-        return not unfinished
+        """Whether those that are made in the background now came to an end within the time.
+
+        Of the rest of the time, clients get a part to fetch what they came to.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        if self._background:
+            await asyncio.wait(self._background.values(), timeout=timeout_seconds)
+        finished = not self._background
+        self._forget_unfetched()
+        if self._unfetched:
+            until = min(deadline, max(self._unfetched.values()) + _FETCH_SECONDS)
+            self._all_fetched.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_fetched.wait(), until - time.monotonic())
+        return finished
 
     def input_items(
         self, response_id: str, *, limit: int = _PAGE_ITEMS, order: str = "desc", after: str = ""
@@ -186,6 +207,19 @@ class ResponseService:
             del self._background[making.answer.response.id]
             self._free.release()
         making.keep_changes()
+        self._forget_unfetched()
+        if self._store.has(making.answer.response.id):
+            self._unfetched[making.answer.response.id] = time.monotonic()
+
+    def _fetched(self, response_id: str) -> None:
+        self._unfetched.pop(response_id, None)
+        if not self._unfetched:
+            self._all_fetched.set()
+
+    def _forget_unfetched(self) -> None:
+        """Give up on clients that did not come in time."""
+        limit = time.monotonic() - _FETCH_SECONDS
+        self._unfetched = {name: done for name, done in self._unfetched.items() if done > limit}
 
 
 class _Making:
