@@ -51,6 +51,32 @@ NESTED = ("f", {"x": {"y": [1, {"z": 2}]}})
 ADD = ("f", {"a": 1})
 PING = ("ping", {})
 FIND7 = ("find", {"n": 7})
+
+
+def torn_in_section(mark: str, section: str, typed: str) -> list[Sample]:
+    """Calls of a section that are no calls keep none of those beside them."""
+    torn = f'<{mark}invoke name="find">\n<{mark}parameter name="code"{typed}>a\n</{mark}invoke>\n'
+    ping = f'<{mark}invoke name="ping">\n</{mark}invoke>\n'
+    find = (
+        f'<{mark}invoke name="find">\n<{mark}parameter name="n"{typed}>7</{mark}parameter>\n'
+        f"</{mark}invoke>\n"
+    )
+    begin, end = f"<{section}>\n", f"</{section}>"
+    mention = f'<{mark}invoke name="ping">, <{mark}parameter name="n">'
+    told = find.replace('"n"', '"code"').replace("7", mention)
+    return [
+        Sample(f"{begin}{torn}{find}{end} Done.", f"{begin}{torn} Done.", (FIND7,)),
+        Sample(f"{begin}{torn}{ping}{find}{end}", f"{begin}{torn}", (PING, FIND7)),
+        Sample(f"{begin}{ping}{torn}a{find}b{end}", f"{torn}ab{end}", (PING, FIND7)),
+        # Sections that are closed, and such as are not: calls stand in sections only.
+        same(f"{begin}{torn}{end}{find}"),
+        Sample(f"{begin}{torn}{end}{begin}{find}{end}", f"{begin}{torn}{end}", (FIND7,)),
+        Sample(f"{begin}{torn}{begin}{find}{end}{ping}", f"{begin}{torn}{ping}", (FIND7,)),
+        # Not a call before its first value: part of the value.
+        Sample(f"{begin}{told}{end}", "", (("find", {"code": mention}),)),
+    ]
+
+
 BIG = "é\\n{[" * 40
 HUGE = "x{]\\u00e9 " * 2000  # 20 kB
 
@@ -246,6 +272,7 @@ DSML = [
         (TYPED, PING),
     ),
     same('<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n'),
+    *torn_in_section("｜DSML｜", "｜DSML｜function_calls", ' string="false"'),
 ]
 GLM = [
     Sample(
@@ -354,6 +381,7 @@ MINIMAX = [
         (TYPED, PING),
     ),
     same('<minimax:tool_call>\n<invoke name="f">'),
+    *torn_in_section("", "minimax:tool_call", ""),
 ]
 HARMONY = [
     Sample(

@@ -146,28 +146,40 @@ def test_random_texts_of_a_formats_own_pieces_lose_no_prose(name):
             assert read("tools", name, sample, pieces) == whole, pieces
 
 
-OPENINGS = {
-    "qwen3_coder": "<tool_call><function=f><parameter=x>",
-    "glm45": "<tool_call>f<arg_key>",
-    "minimax_m2": '<minimax:tool_call><invoke name="f"><parameter name="',
-    "gpt_oss": "<|channel|>analysis ",
-}
+OPENINGS = [
+    ("qwen3_coder", "", "<tool_call><function=f><parameter=x>"),
+    ("glm45", "", "<tool_call>f<arg_key>"),
+    ("minimax_m2", "", '<minimax:tool_call><invoke name="f"><parameter name="'),
+    ("minimax_m2", "<minimax:tool_call>", '<invoke name="f"><parameter name="x">'),
+    ("deepseek_v32", "<｜DSML｜function_calls>", '<｜DSML｜invoke name="f">\n'),
+    ("gpt_oss", "", "<|channel|>analysis "),
+]
 
 
-@pytest.mark.parametrize("name", OPENINGS)
-def test_an_answer_of_opening_tags_takes_no_quadratic_time(name):
+@pytest.mark.parametrize(("name", "first", "again"), OPENINGS)
+@pytest.mark.parametrize("last", ["", "</parameter>"])
+def test_an_answer_of_opening_tags_takes_no_quadratic_time(name, first, again, last):
     """Unbounded, each would be read again to the end: some billion characters."""
-    sample = Sample(OPENINGS[name] * (200_000 // len(OPENINGS[name])))
+    sample = Sample(first + again * (200_000 // len(again)) + last)
     begin = time.process_time()
     parsed, called = read("tools", name, sample, [sample.text])
     assert time.process_time() - begin < 5.0
     assert (parsed.content, called) == (sample.text, False)
 
 
-@pytest.mark.parametrize("name", ["", "f"])
-def test_a_value_of_blanks_after_an_opening_tag_takes_no_quadratic_time(name):
-    begun = f"<tool_call>find<arg_key>code</arg_key><arg_value><tool_call>{name}"
-    text = begun + "\n" * 20_000 + "</arg_value></tool_call>"
+@pytest.mark.parametrize(
+    ("name", "begun", "end"),
+    [
+        ("glm45", "<tool_call>find<arg_key>code</arg_key><arg_value><tool_call>", "</arg_value>"),
+        ("glm45", "<tool_call>find<arg_key>code</arg_key><arg_value><tool_call>f", "</arg_value>"),
+        (
+            "minimax_m2",
+            '<minimax:tool_call><invoke name="find"><parameter name="code"><invoke',
+            "</parameter>",
+        ),
+    ],
+)
+def test_a_value_of_blanks_after_an_opening_tag_takes_no_quadratic_time(name, begun, end):
     begin = time.perf_counter()
-    read("tools", "glm45", Sample("", "", ()), [text])
+    read("tools", name, Sample("", "", ()), [begun + "\n" * 20_000 + end])
     assert time.perf_counter() - begin < 1.0

@@ -211,7 +211,7 @@ class TaggedCall:
     outer_close: str = ""  # after ``close``, where one tag holds one call
     typed: str = ""  # between the key and a flag that says whether the value is text
     line_values: bool = False  # a value stands on lines of its own
-    begin: str = ""  # before a name in prose; where a value holds a call, that one closes it
+    begin: str = ""  # of a call in prose; where a value holds one, that one closes the value
 
     def read(self, draft: Draft, bare: bool) -> Reading[bool]:
         """Read one call, and the closing tag after it if it is there."""
@@ -266,13 +266,15 @@ class TaggedCall:
 @functools.cache
 def _begun_call(form: TaggedCall) -> re.Pattern[str]:
     """A call of this form up to its first value."""
-    begin, key_open, key_close, value_open = map(
-        re.escape, (form.begin, form.key_open, form.key_close, form.value_open)
+    name_open = "" if form.open == form.begin else form.open
+    begin, name_open, key_open, key_close, value_open = map(
+        re.escape, (form.begin, name_open, form.key_open, form.key_close, form.value_open)
     )
     name_end = "|".join(map(re.escape, form.name_ends))
     blanks = f"[{BLANKS}]*+"  # given back to no neighbour: linear, however many there are
     name_end = name_end and f"(?:{name_end})"
-    parts = (begin, _NAME.pattern, name_end, key_open + "[^<>]*" + key_close, value_open)
+    key = key_open + "[^<>]*" + key_close
+    parts = (begin, name_open, _NAME.pattern, name_end, key, value_open)
     return re.compile(blanks.join(part for part in parts if part))
 
 
@@ -286,21 +288,29 @@ class Section:
 
     def read(self, draft: Draft, bare: bool) -> Reading[bool]:
         """Read calls as long as they follow each other, and the closing tag if it is there."""
+        yield from draft.source.skip_blanks()
+        if not (yield from draft.source.take(self.begin)):
+            return False
+        return (yield from self.read_on(draft, bare))
+
+    def read_on(self, draft: Draft, bare: bool) -> Reading[bool]:
+        """As ``read``, from where the tag of a call was read."""
         source = draft.source
+        draft.torn = None
         any_read = False
         while True:
-            yield from source.skip_blanks()
-            mark = yield from source.take(self.begin, *self.close)
-            if mark != self.begin:
-                return any_read
             hold = source.hold() if any_read else 0
             if not (yield from self.call.read(draft, bare)):
+                draft.torn = self
                 if any_read:
                     source.rewind(hold)
                     draft.sink.content(self.begin)
                 return any_read
             any_read = True
             if not draft.sink.complete:
+                return True
+            yield from source.skip_blanks()
+            if (yield from source.take(self.begin, *self.close)) != self.begin:
                 return True
 
 

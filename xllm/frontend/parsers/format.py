@@ -20,6 +20,7 @@ class Draft:
     source: Source
     sink: Sink
     tools: Mapping[str, Schema]  # parameters by function name
+    torn: CallSection | None = None  # a section where a call came to nothing; others may follow
 
     def open_call(self, name: str, call_id: str | None = None) -> None:
         """A call begins; there is no way back to reading it as prose."""
@@ -54,6 +55,23 @@ class Body(Protocol):
         Returns:
             False when this is no call; nothing was put into the draft then.
         """
+
+
+class CallSection(Body, Protocol):
+    """Reads calls that have a tag each, in a frame; sets ``Draft.torn`` where one is none."""
+
+    @property
+    def begin(self) -> str:
+        """The tag of each call."""
+        ...
+
+    @property
+    def close(self) -> tuple[str, ...]:
+        """Tags that end the frame."""
+        ...
+
+    def read_on(self, draft: Draft, bare: bool) -> Reading[bool]:
+        """As ``read``, from where the tag of a call was read."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

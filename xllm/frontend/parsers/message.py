@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from xllm.frontend.parsers.delta import Parsed
 from xllm.frontend.parsers.format import Body, Draft, ReasoningFormat, ToolFormat
@@ -111,14 +111,23 @@ class TextParser:
         wraps = self._reasoning.wraps if isinstance(self._reasoning, ReasoningFormat) else ()
         opens = self._tools.opens if self._tools is not None else ()
         while (yield from source.more()):
-            marks = (*(opens if source.patient else ()), *wraps[1:])
+            torn = self._draft.torn
+            inside = (torn.begin, *torn.close) if torn is not None else ()
+            marks = (*((*opens, *inside) if source.patient else ()), *wraps[1:])
             if not marks:
                 sink.content(source.text[source.pos :])
                 source.pos = len(source.text)
                 continue
             mark = yield from source.scan(marks, sink.content)
-            if mark is not None and mark in opens:
+            if mark is None:
+                continue
+            if mark in opens:
                 yield from self._read_calls(mark)
+            elif torn is not None and mark == torn.begin:
+                yield from self._read_calls(mark, torn.read_on)
+            elif torn is not None and mark in torn.close:
+                sink.content(mark)
+                self._draft.torn = None
 
     def _read_bare_calls(self, tools: ToolFormat) -> Reading[None]:
         """Calls that need no tag stand at the start of the answer."""
@@ -129,12 +138,14 @@ class TextParser:
         if not (first and first in tools.bare and (yield from tools.body.read(self._draft, True))):
             source.rewind(mark)
 
-    def _read_calls(self, tag: str) -> Reading[None]:
+    def _read_calls(
+        self, tag: str, read: Callable[[Draft, bool], Reading[bool]] | None = None
+    ) -> Reading[None]:
         """Calls after their tag; what turns out to be none is prose, the tag included."""
         source, sink = self._draft.source, self._draft.sink
         assert self._tools is not None
         mark = source.hold()
-        if not (yield from self._tools.body.read(self._draft, False)):
+        if not (yield from (read or self._tools.body.read)(self._draft, False)):
             source.rewind(mark)
             sink.content(tag)
 

@@ -10,6 +10,7 @@ FORMAT = ToolFormat(
     body=Section(
         begin="<｜DSML｜invoke",
         call=TaggedCall(
+            begin="<｜DSML｜invoke",
             open='name="',
             name_ends=('">',),
             key_open='<｜DSML｜parameter name="',

@@ -10,6 +10,7 @@ FORMAT = ToolFormat(
     body=Section(
         begin="<invoke",
         call=TaggedCall(
+            begin="<invoke",
             open='name="',
             name_ends=('">',),
             key_open='<parameter name="',
