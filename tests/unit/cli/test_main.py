@@ -105,7 +105,17 @@ def test_a_misspelt_option_is_answered_with_the_one_that_was_meant(arguments, me
         cli.main(arguments)
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert (f"; did you mean {meant}? (" in line) if meant else ("did you mean" not in line)
+    assert (f" (did you mean {meant}?)" in line) if meant else ("did you mean" not in line)
+
+
+def test_every_misspelt_option_is_named_with_the_one_that_was_meant(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "m", "--dtyp", "auto", "--nothing-like-it", "--max_num_seq=8"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "xllm serve: error: unknown: --dtyp (did you mean --dtype?) auto --nothing-like-it "
+        "--max-num-seq=8 (did you mean --max-num-seqs?) ("
+    )
 
 
 @pytest.mark.parametrize(

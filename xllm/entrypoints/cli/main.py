@@ -65,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
         blamed = _innermost(parser, args)
-        blamed.error(f"unknown: {' '.join(unknown)}{_suggestion(blamed, unknown[0])}")
+        known = [flag for action in blamed._actions for flag in action.option_strings]
+        blamed.error("unknown: " + " ".join(text + _suggestion(text, known) for text in unknown))
     if args.command is None:
         parser.print_help()
         return 0
@@ -89,12 +90,11 @@ def _innermost(
     return parser
 
 
-def _suggestion(parser: argparse.ArgumentParser, unknown: str) -> str:
+def _suggestion(unknown: str, known: Sequence[str]) -> str:
     """A question for the option that was meant, if one is close to what was written."""
-    known = [name for action in parser._actions for name in action.option_strings]
     flag = unknown.partition("=")[0]
     near = difflib.get_close_matches(flag, known, 1, _CLOSE) if flag.startswith("-") else ()
-    return f"; did you mean {near[0]}?" if near else ""
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _dashed(argument: str) -> str:
