@@ -156,6 +156,23 @@ def test_gauges_are_zero_after_a_mass_abort(overlap):
     assert (stats.num_running, stats.num_waiting, stats.kv_usage, stats.idle) == (0, 0, 0.0, True)
 
 
+def test_aborted_requests_that_never_had_their_turn_take_no_memory():
+    """Others always come first: what was aborted behind them never comes to the queue's head."""
+    engine = FakeEngine(priority_policy="priority", max_num_seqs=1)
+    engine.add(make_request(0, range(6), 40))
+    engine.step()
+    engine.add(make_request(1, range(6), 2, priority=-1))
+    for handle in range(2, 2000):
+        engine.add(make_request(handle, range(6), 2, priority=handle % 7))
+        if handle >= 12:
+            engine.loop.abort(handle)
+    assert len(engine.scheduler._state.queue) == 11
+    assert len(engine.scheduler._state.queue._heap) < 100
+    engine.scheduler.check()
+    engine.run()
+    assert all(engine.answers[handle, 0].finish is FinishReason.LENGTH for handle in range(12))
+
+
 @LOOPS
 def test_a_row_that_fails_in_sampling_ends_alone(overlap):
     """KV-41: its blocks come back and are not shared, the others go on."""

@@ -49,7 +49,6 @@ class GrammarQueue:
         if output is not None:
             entry.live[entry.leader].status = Status.COMPILING
             self._held.append(entry)
-            self.release()
         else:
             self._state.queue.push(entry.live[entry.leader])
 

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 from xllm.control.scheduler.sequence import Sequence, Status
 
+# Removed sequences that the heap may hold beside as many as wait.
+_MIN_REMOVED = 64
+
 
 class WaitingQueue:
     """A heap by ``Sequence.queue_key``; removed sequences are skipped when they surface."""
@@ -47,6 +50,10 @@ class WaitingQueue:
         assert sequence.status is Status.WAITING
         sequence.status = Status.FINISHED
         self._num_waiting -= 1
+        # What never surfaces, because others always come first, must not pile up.
+        if len(self._heap) > 2 * self._num_waiting + _MIN_REMOVED:
+            self._heap = [entry for entry in self._heap if entry[1].status is Status.WAITING]
+            heapq.heapify(self._heap)
 
     def check(self) -> None:
         """Assert that the count is right and that nothing waits twice."""
