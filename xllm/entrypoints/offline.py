@@ -73,6 +73,13 @@ class LLM:
         # Nobody else is kept waiting: any number of prompts may queue.
         scheduler = dataclasses.replace(config.scheduler, max_waiting=sys.maxsize)
         self._engine = InprocEngine(dataclasses.replace(config, scheduler=scheduler))
+        try:
+            self._load(config)
+        except BaseException:  # whoever catches it may load another model
+            self._engine.close()
+            raise
+
+    def _load(self, config: XllmConfig) -> None:
         ready = self._engine.start()
         text = load_text(config, self._engine.files)
         self._factory = text.request_factory(config, ready)
@@ -332,15 +339,24 @@ class AsyncLLM:
         await self.close()
 
     async def start(self) -> None:
-        """Start the engine process and load the model."""
+        """Start the engine process and load the model.
+
+        Raises:
+            ValueError: it cannot be loaded; the process is gone then.
+        """
         from xllm.assembly.registry import build
 
         self._stack = build(self._config, _ignore_progress)
-        await self._stack.start()
+        try:
+            await self._stack.start()
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
-        """End the engine process; open requests end with it."""
-        await self._stack.close()
+        """End the engine process; open requests end with it. Harmless when not started."""
+        if self._stack is not None:
+            await self._stack.close()
 
     async def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from xllm.assembly import registry
+from xllm.assembly.engine_client import EngineFailed
 from xllm.entrypoints.cli import main as cli
 from xllm.entrypoints.cli import run_batch
 from xllm.frontend.protocol.errors import RequestError
@@ -20,6 +21,11 @@ class FakeStack:
         self.services = SimpleNamespace(chat=handled, completions=handled)
         self.answers_left = 1000
         self.refusals_left = 0
+        self.refusal = RequestError(429, "full")
+
+    @property
+    def accepting(self):
+        return self.answers_left > 0
 
     async def start(self):
         pass
@@ -34,7 +40,7 @@ class FakeStack:
         self.open -= 1
         if self.refusals_left:
             self.refusals_left -= 1
-            raise RequestError(429, "full")
+            raise self.refusal
         if not self.answers_left:
             raise RequestError(503, "the engine is gone")
         self.answers_left -= 1
@@ -141,11 +147,28 @@ def test_what_a_dead_engine_leaves_unanswered_stays_for_the_next_run(batch, caps
     assert "3 requests" in capsys.readouterr().err
 
 
-def test_a_full_queue_is_tried_again(batch, monkeypatch):
+@pytest.mark.parametrize(
+    "refusal",
+    [RequestError(429, "full"), RequestError(503, "the grammar compilers are busy")],
+    ids=["queue", "compilers"],
+)
+def test_a_busy_engine_is_asked_again(batch, monkeypatch, refusal):
     monkeypatch.setattr(run_batch, "_BUSY_SECONDS", 0.001)
-    batch.stack.refusals_left = 3
+    batch.stack.refusals_left, batch.stack.refusal = 3, refusal
     code, answers = batch(request("a"), request("b"))
     assert code == 0 and len(answers) == 2
+
+
+def test_an_engine_that_does_not_start_is_one_line(batch, monkeypatch, capsys):
+    async def fail():
+        raise EngineFailed("--max-model-len is more than the model allows")
+
+    monkeypatch.setattr(batch.stack, "start", fail)
+    code, answers = batch(request("a"))
+    assert (code, answers, batch.stack.closed) == (2, [], True)
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "xllm run-batch: error: --max-model-len is more than the model allows"
+    )
 
 
 def test_an_output_that_is_something_else_is_left_alone(batch, capsys):

@@ -6,6 +6,7 @@ import pytest
 from tests.fakes.engine_client import FakeEngineClient, row
 from tests.unit.offline.engine import TEXT, TOKENS, load_text
 from xllm import AsyncLLM, SamplingParams
+from xllm.assembly import launcher
 from xllm.core.config import XllmConfig
 from xllm.core.request.finish import FinishReason
 from xllm.frontend.protocol.errors import RequestError
@@ -107,3 +108,18 @@ def test_a_dead_engine_ends_the_stream(stack):
 
     with pytest.raises(RuntimeError, match="died"):
         asyncio.run(run())
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_process(monkeypatch):
+    spawned = []
+    spawn = launcher.spawn_engine
+    monkeypatch.setattr(launcher, "spawn_engine", lambda d: spawned.append(spawn(d)) or spawned[0])
+
+    async def run():
+        llm = AsyncLLM("/no/such/model", device="cpu")
+        await llm.close()  # not started: nothing to end
+        with pytest.raises(ValueError, match="/no/such/model"):
+            await llm.start()
+
+    asyncio.run(run())
+    assert spawned[0].process.poll() is not None

@@ -159,3 +159,21 @@ def test_a_senseless_option_is_refused_by_name(options):
     (name,) = options
     with pytest.raises(ValueError, match=name.replace("_", ".")):
         LLM("fake", **options)
+
+
+def test_a_model_whose_text_cannot_be_loaded_is_given_back(monkeypatch):
+    started = []
+
+    class Engine(ScriptedEngine):
+        def start(self):
+            started.append(self)
+            return super().start()
+
+    def fail(config, files):
+        raise ValueError("the model brings no tokenizer")
+
+    monkeypatch.setattr(offline, "InprocEngine", Engine)
+    monkeypatch.setattr(offline, "load_text", fail)
+    with pytest.raises(ValueError, match="no tokenizer"):
+        LLM("fake")
+    assert [engine.closed for engine in started] == [True]

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from httpx import AsyncClient
 
 _TOPICS = ("model", "cache", "scheduler", "execution", "observability")
-_BUSY_SECONDS = 0.5  # before a request that found the engine's queue full is sent again
+_BUSY_SECONDS = 0.5  # before a request that found no room is sent again
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -165,9 +165,14 @@ class AnswerFile:
 async def _serve_batch(
     config: Any, lines: Sequence[dict[str, Any]], answers: AnswerFile, show: bool
 ) -> None:
-    """Answer the lines with an engine of their own."""
+    """Answer the lines with an engine of their own.
+
+    Raises:
+        ValueError: it could not be started.
+    """
     from httpx import ASGITransport, AsyncClient
 
+    from xllm.assembly.engine_client import EngineFailed
     from xllm.assembly.registry import build
     from xllm.core.observability.logging import configure_logging
     from xllm.entrypoints.http.activity import Activity
@@ -177,14 +182,17 @@ async def _serve_batch(
     configure_logging(config.observability.log_level)
     report = StartupReport()
     stack = build(config, report.progress)
-    await stack.start()
-    report.end_phase()
     try:
+        await stack.start()
+        report.end_phase()
         # The server's own application, without a socket: every route of it can be asked.
         app = ASGITransport(create_app(stack, config.server, Activity()))
         async with AsyncClient(transport=app, base_url="http://batch", timeout=None) as client:
             # As many at once as the engine queues: it batches them better than we could.
-            await _answer_all(client, lines, answers, config.scheduler.max_waiting, show)
+            at_once = config.scheduler.max_waiting
+            await _answer_all(client, lines, answers, at_once, lambda: stack.accepting, show)
+    except EngineFailed as error:
+        raise ValueError(str(error)) from None
     finally:
         await stack.close()
 
@@ -194,6 +202,7 @@ async def _answer_all(
     lines: Sequence[dict[str, Any]],
     answers: AnswerFile,
     at_once: int,
+    engine_lives: Callable[[], bool],
     show: bool,
 ) -> None:
     """Answer every line, unless the engine ends: then the rest has no answer."""
@@ -204,7 +213,7 @@ async def _answer_all(
 
         async def work() -> None:
             for line in waiting:
-                status, body = await _answer(client, line)
+                status, body = await _answer(client, line, engine_lives)
                 if status == 503:
                     return
                 answers.append(line["custom_id"], status, body)
@@ -215,8 +224,10 @@ async def _answer_all(
                 group.create_task(work())
 
 
-async def _answer(client: AsyncClient, line: dict[str, Any]) -> tuple[int, Any]:
-    """Status and body, as the server would have answered."""
+async def _answer(
+    client: AsyncClient, line: dict[str, Any], engine_lives: Callable[[], bool]
+) -> tuple[int, Any]:
+    """Status and body, as a server would have answered that is never busy."""
     import msgspec
 
     from xllm.frontend.protocol.errors import RequestError
@@ -232,6 +243,8 @@ async def _answer(client: AsyncClient, line: dict[str, Any]) -> tuple[int, Any]:
         return refusal.status, msgspec.to_builtins(refusal.body())
     while True:
         response = await client.post(line["url"], json=line["body"])
-        if response.status_code != 429:
+        # The engine's queue is full, or the compilers of grammars have too much to do.
+        busy = response.status_code == 429 or (response.status_code == 503 and engine_lives())
+        if not busy:
             return response.status_code, response.json()
         await asyncio.sleep(_BUSY_SECONDS)
