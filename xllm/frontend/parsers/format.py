@@ -103,13 +103,6 @@ class ReasoningFormat:
     model_types: tuple[str, ...] = ()
 
 
-class Channels(Protocol):
-    """Reads a whole message of a format that has no plain answer text."""
-
-    def read_message(self, draft: Draft, with_tools: bool) -> Reading[None]:
-        """Read the message to its end."""
-
-
 def respelled(value: FormatT, change: Callable[[str], str]) -> FormatT:
     """The same format, or part of one, with every text changed."""
     changed: Any = value

@@ -177,9 +177,7 @@ class PoolingService:
         if self._factory is None:
             raise RequestError(400, f"the model {name!r} does not pool: {_NEEDS['embed']}")
         if task is not None and self._factory.spec.task != task:
-            raise RequestError(
-                400, f"the model {self._served.name!r} cannot do this: {_NEEDS[task]}"
-            )
+            raise RequestError(400, f"the model {name!r} cannot do this: {_NEEDS[task]}")
         return self._factory
 
     async def _run_inputs(
