@@ -134,6 +134,9 @@ class ProcessEngineClient:
         if self._watcher is not None:
             self._watcher.cancel()
         await self._process.close()
+        self._fail_waiting()
+        if self._observer.num_open:
+            self.fail_open(self._unavailable())
         self._channel.close()
         self._folder.remove()
         if self._tracer is not None:
@@ -266,6 +269,12 @@ class ProcessEngineClient:
         if self._sink is not None:
             self._sink.fail(message)
 
+    def _fail_waiting(self) -> None:
+        """End what waits for an answer that is no output."""
+        for waiting in (*self._loading.values(), self._profiling):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(RequestError(503, self._unavailable()))
+
     def _unavailable(self) -> str:
         if self._death is not None:
             return f"the engine is dead: {self._death}"
@@ -311,9 +320,7 @@ class ProcessEngineClient:
         self._stats = EngineStats()
         self._observer.take_stats(self._stats)
         self._process.kill()
-        for waiting in (*self._loading.values(), self._profiling):
-            if waiting is not None and not waiting.done():
-                waiting.set_exception(RequestError(503, self._unavailable()))
+        self._fail_waiting()
         if not self._loaded.done():
             self._loaded.set_exception(EngineFailed(reason))
         else:

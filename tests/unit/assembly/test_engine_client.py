@@ -227,6 +227,21 @@ def test_the_engines_own_last_words_say_why_loading_failed() -> None:
     run(scenario)
 
 
+def test_closing_fails_what_is_open() -> None:
+    async def scenario() -> None:
+        rig = await Rig().loaded()
+        rig.client.add([request(1)])
+        loading = asyncio.create_task(rig.client.load_adapter("a", "/a"))
+        await asyncio.sleep(0)
+        await rig.client.close()
+        assert rig.sink.failures == ["the server is shutting down"]
+        with pytest.raises(RequestError, match="shutting down"):
+            await loading
+        assert (rig.client.num_open, rig.deaths) == (0, 0)
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("pong", [None, Pong(1e6)])
 def test_an_engine_that_hangs_is_unhealthy_and_given_up_when_it_owes_answers(
     pong: Pong | None,

@@ -113,6 +113,18 @@ def test_messages_that_wait_together_arrive_in_one_wakeup(server: ServerChannel)
     asyncio.run(scenario())
 
 
+def test_a_closed_channel_takes_what_comes_late(server: ServerChannel) -> None:
+    async def scenario() -> None:
+        client, _ = await connected(server)
+        client.close()
+        client.send(Hello())  # say, the abort of a stream that is closed after the engine
+        client.drain()
+        client.close()
+        assert server.receive(0.05) == []
+
+    asyncio.run(scenario())
+
+
 def test_pickles_and_noise_are_dropped_with_a_log_line_and_nothing_else_breaks(
     server: ServerChannel, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

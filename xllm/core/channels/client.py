@@ -60,7 +60,9 @@ class ClientChannel:
             self._context = None
 
     def send(self, message: msgspec.Struct) -> None:
-        """Queue ``message``; never blocks."""
+        """Queue ``message``; never blocks. Dropped when closed, for nobody is there any more."""
+        if self._context is None:
+            return
         self._socket.send(self._codec.encode(message), copy=False)
         # ZeroMQ's descriptor signals edges, and sending may have consumed one.
         if self._socket.poll(0):
