@@ -34,8 +34,7 @@ def fetch(config: XllmConfig, on_progress: Callable[[EngineProgress], None]) -> 
     """Bring the files of the config's model here and return their folder. Blocks.
 
     Raises:
-        ValueError: there is no such model.
-        RuntimeError: it could not be fetched.
+        ValueError: there is no such model, or it could not be fetched.
     """
     return resolve_files(config, on_progress).folder
 

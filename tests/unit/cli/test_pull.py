@@ -1,6 +1,6 @@
 import pytest
 
-from xllm.assembly import bundled
+from xllm.assembly import bundled, resolve
 from xllm.core.messages.server import EngineProgress
 from xllm.entrypoints.cli import main as cli
 
@@ -33,11 +33,11 @@ def test_an_unknown_name_lists_the_known(capsys):
 
 
 def test_a_failed_download_is_one_line(monkeypatch, capsys):
-    def fetch(config, on_progress):
+    def fail(config, progress):
         raise RuntimeError("no network")
 
-    monkeypatch.setattr(bundled, "fetch", fetch)
-    assert cli.main(["pull", "smollm2"]) == 1
+    monkeypatch.setattr(resolve, "resolve_model", fail)
+    assert cli.main(["pull", "smollm2"]) == 2
     assert capsys.readouterr().err.endswith("xllm pull: error: no network\n")
 
 

@@ -95,6 +95,7 @@ def test_an_end_token_ends_an_answer_and_is_not_text():
         ({"logprobs": 1}, "logprobs"),
         ({"echo": True}, "echo"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"prompt": ["x"] * 500, "beam_width": 4}, "n"),
     ],
@@ -128,3 +129,11 @@ def test_a_cancelled_search_leaves_nothing_running(failing):
         stack.dispatcher.check()
 
     run(scenario())
+
+
+def test_values_that_change_nothing_are_accepted():
+    async def scenario():
+        neutral = {"repetition_penalty": 1.0, "presence_penalty": 0, "echo": False}
+        return await search(Stack(), "completion", prompt=[50], n=2, **neutral)
+
+    assert len(run(scenario())["choices"]) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from xllm.core.config.flags import make_config
@@ -37,9 +36,6 @@ def run(args: argparse.Namespace) -> int:
     bar = _Bar()
     try:
         folder = fetch(config, bar.progress)
-    except RuntimeError as error:
-        print(f"xllm pull: error: {error}", file=sys.stderr)
-        return 1
     finally:
         bar.close()
     if args.model in known:

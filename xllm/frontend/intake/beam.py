@@ -16,8 +16,9 @@ from xllm.frontend.text.detokenizer import Detokenizer
 _EXCLUDED = (
     *("stream", "best_of", "echo", "suffix", "logprobs", "top_logprobs", "prompt_logprobs", "stop"),
     *("min_tokens", "presence_penalty", "frequency_penalty", "bad_words", "allowed_token_ids"),
-    "logit_bias",
+    *("logit_bias", "repetition_penalty"),
 )
+_NO_EFFECT = {"repetition_penalty": 1.0}  # of values that are not false already
 _MAX_LENGTH_PENALTY = 10.0
 
 
@@ -54,7 +55,8 @@ def beam_params(body: ChatCompletionRequest | CompletionRequest, max_width: int)
         ValueError: out of range, or beside a field that a search cannot respect.
     """
     for name in _EXCLUDED:
-        if getattr(body, name, None):
+        value = getattr(body, name, None)
+        if value and value != _NO_EFFECT.get(name):
             raise ValueError(f"{name} cannot be combined with use_beam_search")
     n = body.n if body.n is not None else 1
     width = body.beam_width if body.beam_width is not None else n
