@@ -33,14 +33,14 @@ class EngineProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._exit_code: asyncio.Future[int]
         self._reader: asyncio.StreamReader
-        self._writer: asyncio.StreamWriter
+        self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._pong: asyncio.Future[Pong] | None = None
         self._closing = False
 
     async def start(self) -> None:
         """Start the process, which then waits for ``launch``."""
-        spawned = self._spawned or spawn_engine(self._device)
+        spawned = self._spawned = self._spawned or spawn_engine(self._device)
         self._process = spawned.process
         self._exit_code = _exit_code(spawned.process)
         self._reader, self._writer = await asyncio.open_unix_connection(sock=spawned.link)
@@ -51,6 +51,7 @@ class EngineProcess:
 
     def launch(self, launch: Launch) -> None:
         """Tell the process what to be."""
+        assert self._writer is not None
         self._writer.write(msgspec.json.encode(launch) + b"\n")
 
     @property
@@ -65,7 +66,7 @@ class EngineProcess:
 
     async def ping(self, timeout_seconds: float) -> Pong | None:
         """Ask for a sign of life; None when there was none in time. Callers share one ping."""
-        if not self.alive or self._writer.is_closing():
+        if not self.alive or self._writer is None or self._writer.is_closing():
             return None
         if self._pong is None or self._pong.done():
             self._pong = asyncio.get_running_loop().create_future()
@@ -78,9 +79,12 @@ class EngineProcess:
     async def close(self, grace_seconds: float = 2.0) -> None:
         """Let the process end by closing its link; kill it after ``grace_seconds``."""
         self._closing = True
-        if self._process is None:
+        if self._process is None or self._spawned is None:
             return
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
+        else:  # told to stop before the link was ours
+            self._spawned.link.close()
         try:
             await asyncio.wait_for(asyncio.shield(self._exit_code), grace_seconds)
         except TimeoutError:
