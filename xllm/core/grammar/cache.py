@@ -174,6 +174,8 @@ class GrammarCache:
         self._building = threading.Lock()
         self._held: weakref.WeakValueDictionary[_Key, Compilation] = weakref.WeakValueDictionary()
         self._recent: OrderedDict[_Key, _Entry] = OrderedDict()  # held or not
+        self._num_holds = 0  # ever given out; with those there are, it tells whether any has gone
+        self._refused: tuple[_Key, int, int] | None = None
         self._waiting: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._num_threads = 0
 
@@ -188,6 +190,7 @@ class GrammarCache:
                 entry = _Entry(output)
             if found is None:
                 found = self._held[key] = Compilation(entry)
+                self._num_holds += 1
             if is_new:
                 self._waiting.put(found.run)
                 self._start_thread()
@@ -200,12 +203,20 @@ class GrammarCache:
             return found
 
     def has_room(self, output: StructuredOutput) -> bool:
-        """Whether a grammar fits in beside those that are held; forgets others if that helps."""
+        """Whether a grammar fits in beside those that are held; forgets others if that helps.
+
+        What was refused is looked at again once a grammar came or went: asking is cheap until then.
+        """
+        key = output.grammar_key
         with self._lock:
-            if output.grammar_key in self._recent or output.grammar_key in self._held:
+            if key in self._recent or key in self._held:
                 return True
+            asked = (key, self._num_holds, len(self._held))
+            if asked == self._refused:
+                return False
             excess_bytes = self.num_bytes + estimate_bytes(output) - self._max_bytes
             if excess_bytes > sum(self._recent[key].num_bytes for key in self._unheld()):
+                self._refused = asked
                 return False
             self._forget(excess_bytes)
             return True
