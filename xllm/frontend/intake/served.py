@@ -18,7 +18,7 @@ class Adapter:
 
 
 class ServedModels:
-    """What is served under which name. Everything runs on the event loop's thread.
+    """What is served under which name. Changed on the event loop's thread; any may ask.
 
     Args:
         name: the model's name in the API.
