@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 import torch
 from torch import Tensor
@@ -50,14 +52,39 @@ def test_the_routers_bias_counts(tokens, device) -> None:
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("tokens", [2, 9])
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_logits_of_either_sign_are_ordered_and_equal_ones_by_expert(dtype, tokens, device) -> None:
+    """A router of one column per expert makes the logits themselves; 7 experts, -inf among them."""
+    logits = [-0.5, 3.0, -inf, 2.0, 3.0, -65000.0, -0.25]
+    x = torch.ones(tokens, 2, dtype=dtype, device=device)
+    router = torch.zeros(7, 2, dtype=dtype, device=device)
+    bias = torch.tensor(logits, device=device).to(dtype)
+    weights, experts = route.route(x, router, 7, False, bias)
+    assert experts.tolist() == [[1, 4, 3, 6, 0, 5, 2]] * tokens
+    expected = bias.float().softmax(0)[experts[0].long()].expand(tokens, -1)
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("hidden", [24, 2050])
+def test_a_router_of_any_width_scores_one_token(hidden, device) -> None:
+    """Narrower than a tile, and wider by a part of one."""
+    generator = torch.Generator().manual_seed(0)
+    x, router = (torch.randn(n, hidden, generator=generator).to(device) for n in (1, 6))
+    weights, experts = route.route(x, router, 4, True)
+    expected, chosen = reference.route(x, router, 4, True)
+    assert experts.tolist() == chosen.tolist()
+    torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 9])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_a_row_of_nan_gets_distinct_experts_and_weights_of_nan(tokens, normalize, device) -> None:
     x, router, *_ = _block(tokens, device)
-    x[1] = float("nan")
+    x[-1] = float("nan")
     weights, experts = route.route(x, router, 4, normalize)
-    assert weights[1].isnan().all() and weights[0].isfinite().all()
-    assert len(set(experts[1].tolist())) == 4 and int(experts.max()) < 6
+    assert weights[-1].isnan().all() and weights[:-1].isfinite().all()
+    assert len(set(experts[-1].tolist())) == 4 and 0 <= int(experts.min()) <= int(experts.max()) < 6
 
 
 def test_pairs_are_grouped_in_order(device) -> None:
