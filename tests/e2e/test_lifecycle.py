@@ -180,6 +180,59 @@ def test_a_drain_waits_for_what_is_made_in_the_background(model: Path) -> None:
         assert "draining" in server.log and "unfinished" not in server.log
 
 
+def test_a_drain_lets_accepted_work_ask_the_engine_again(model: Path) -> None:
+    """Every step of a beam search is a new engine request; a body may still be on its way."""
+    beam = {"model": "tiny", "prompt": "Once", "max_tokens": 200, "n": 4, "use_beam_search": True}
+    late = json.dumps({"model": "tiny", "prompt": "Once", "max_tokens": 4, "ignore_eos": True})
+    answers: list[httpx.Response] = []
+
+    def search() -> None:
+        answers.append(server.http.post("/v1/completions", json={**beam, "ignore_eos": True}))
+
+    def begun(count: int) -> bool:
+        return server.metrics()["xllm:generation_tokens_total"] > count
+
+    before = leftovers()
+    with running(model) as server, socket.create_connection(("127.0.0.1", server.port)) as slow:
+        slow.sendall(
+            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+            f"Connection: close\r\nContent-Length: {len(late)}\r\n\r\n{late[:9]}".encode()
+        )
+        thread = threading.Thread(target=search)
+        thread.start()
+        wait(lambda: begun(8), 30)
+        server.process.send_signal(signal.SIGTERM)
+        wait(lambda: server.http.get("/ready").status_code == 503, 2)
+        assert not answers, "the search ended before the signal"
+        assert server.complete().status_code == 503
+        slow.sendall(late[9:].encode())
+        with slow.makefile("rb") as lines:
+            assert lines.readline().split()[1] == b"200"
+        thread.join(60)
+        (answer,) = answers
+        assert answer.status_code == 200, answer.text
+        assert [choice["finish_reason"] for choice in answer.json()["choices"]] == ["length"] * 4
+        assert server.process.wait(10) == 0 and "unfinished" not in server.log
+    wait(lambda: leftovers() <= before, 2)
+
+
+def test_a_search_that_outlives_the_shutdown_timeout_ends_with_an_error(model: Path) -> None:
+    beam = {"model": "tiny", "prompt": "Once", "n": 8, "use_beam_search": True, "ignore_eos": True}
+    answers: list[httpx.Response] = []
+    with running(model, "--shutdown-timeout", "0.2") as server:
+
+        def search() -> None:
+            answers.append(server.http.post("/v1/completions", json={**beam, "max_tokens": 500}))
+
+        thread = threading.Thread(target=search)
+        thread.start()
+        wait(lambda: server.metrics()["xllm:generation_tokens_total"] > 8, 30)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(5) == 0
+        thread.join(5)
+        assert answers[0].status_code == 503
+
+
 def test_a_drain_ends_after_the_shutdown_timeout(model: Path) -> None:
     with running(model, "--shutdown-timeout", "0.3") as server:
         # Far more than it can finish before the timeout.

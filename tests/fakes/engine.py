@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -54,6 +55,10 @@ def make_request(
     )
 
 
+class NothingMoreError(Exception):
+    """The loop would wait for ever: what a test had for it is done."""
+
+
 class ListInbox:
     """Hands out what a test put in; never waits."""
 
@@ -61,7 +66,13 @@ class ListInbox:
         self.messages: list[ToEngine] = []
 
     def receive(self, timeout_seconds: float | None) -> list[ToEngine]:
-        """Everything at once."""
+        """Everything at once.
+
+        Raises:
+            NothingMoreError: there is nothing, and the loop would wait for it.
+        """
+        if timeout_seconds is None and not self.messages:
+            raise NothingMoreError
         messages, self.messages = self.messages, []
         return messages
 
@@ -154,6 +165,12 @@ class FakeEngine:
             self.step()
         assert not self.scheduler.has_work, f"still busy after {max_steps} steps"
         self.step()  # refusals and aborts that no step has told
+
+    def serve(self, *messages: ToEngine) -> None:
+        """Let the loop itself receive messages and run until it would wait for more."""
+        self.inbox.messages += messages
+        with contextlib.suppress(NothingMoreError):
+            self.loop.run()
 
     def ask(self, request: Request) -> Answer:
         """Submit, run to the end, and return the answer of choice 0."""

@@ -18,7 +18,6 @@ from xllm.core.config.files import ModelFiles
 from xllm.core.messages.engine import (
     AbortRequests,
     AddRequests,
-    Drain,
     Hello,
     LoadAdapter,
     Profile,
@@ -94,7 +93,7 @@ class ProcessEngineClient:
         self._sink: OutputSink | None = None
         self._ready: EngineReady | None = None
         self._stats = EngineStats()
-        self._draining = False
+        self._ending = False
         self._death: str | None = None
         self._loaded = asyncio.get_running_loop().create_future()
         self._loading: dict[str, asyncio.Future[AdapterLoaded]] = {}  # adapters, by name
@@ -130,7 +129,7 @@ class ProcessEngineClient:
 
     async def close(self) -> None:
         """End the engine process and release the channel; open requests fail."""
-        self._draining = True
+        self._ending = True
         if self._watcher is not None:
             self._watcher.cancel()
         await self._process.close()
@@ -159,8 +158,8 @@ class ProcessEngineClient:
 
     @property
     def healthy(self) -> bool:
-        """Whether requests may be sent now: loaded, alive and not draining."""
-        return self._ready is not None and self._death is None and not self._draining
+        """Whether requests may be sent now: loaded, alive and not ending."""
+        return self._ready is not None and self._death is None and not self._ending
 
     @property
     def num_open(self) -> int:
@@ -183,17 +182,11 @@ class ProcessEngineClient:
         """Deliver every later output to ``sink``."""
         self._sink = sink
 
-    def drain(self, timeout_seconds: float) -> None:
-        """Take no further request; the engine finishes those open and ends."""
-        self._draining = True
-        if self._ready is not None and self._death is None:
-            self._channel.send(Drain(timeout_seconds))
-
     def add(self, requests: Sequence[Request]) -> None:
         """Send requests to the engine.
 
         Raises:
-            RequestError: 503 while loading, draining or dead; 429 when too many wait.
+            RequestError: 503 while loading, ending or dead; 429 when too many wait.
         """
         if not self.healthy:
             raise RequestError(503, self._unavailable())
@@ -264,7 +257,8 @@ class ProcessEngineClient:
             self._channel.send(ResetPrefixCache())
 
     def fail_open(self, message: str) -> None:
-        """End every open request with an error (the drain's time is over)."""
+        """End every open request with an error, and refuse what would follow from one."""
+        self._ending = True
         self._observer.fail_all()
         if self._sink is not None:
             self._sink.fail(message)
@@ -278,7 +272,7 @@ class ProcessEngineClient:
     def _unavailable(self) -> str:
         if self._death is not None:
             return f"the engine is dead: {self._death}"
-        return "the server is shutting down" if self._draining else "the model is loading"
+        return "the server is shutting down" if self._ending else "the model is loading"
 
     def _on_messages(self, messages: list[object]) -> None:
         for message in messages:
@@ -309,8 +303,7 @@ class ProcessEngineClient:
 
     def _on_exit(self, reason: str) -> None:
         self._channel.drain()  # the engine's own last words come first
-        if not self._draining or self._observer.num_open:
-            self._die(reason)
+        self._die(reason)
 
     def _die(self, reason: str) -> None:
         if self._death is not None:

@@ -68,7 +68,7 @@ class ServingStack:
     """Everything behind the doors of one server, and its life: start, drain, close.
 
     ``services`` is None until ``start`` has returned. ``died`` is set when the engine has ended
-    unasked; its open requests have then failed already.
+    unasked; its open requests have then failed already. ``draining`` is set by ``drain``.
 
     Args:
         config: what was asked for.
@@ -88,7 +88,7 @@ class ServingStack:
         self._metrics = ServerMetrics()
         self._page: Callable[[], bytes] | None = None
         self._client: ProcessEngineClient | None = None
-        self._draining = False
+        self.draining = False
         self.services: Services | None = None
         self.died = asyncio.Event()
 
@@ -130,10 +130,12 @@ class ServingStack:
             self._client.kill()
 
     def drain(self) -> None:
-        """Take no further request; those open go on."""
-        self._draining = True
-        if self._client is not None:
-            self._client.drain(self._config.server.shutdown_timeout)
+        """Let the doors refuse what comes from now on.
+
+        What they have accepted goes on, and may ask the engine again (a beam search does so for
+        every token): so neither the engine nor its client knows of a drain.
+        """
+        self.draining = True
 
     @property
     def num_background(self) -> int:
@@ -147,20 +149,22 @@ class ServingStack:
         return await self.services.responses.wait_background(timeout_seconds)
 
     def fail_open(self, message: str) -> None:
-        """End every open request with an error."""
+        """End every open request with an error, and refuse what would follow from one."""
         if self._client is not None:
             self._client.fail_open(message)
 
     @property
     def accepting(self) -> bool:
         """Whether a request would be served now, as far as is known without asking the engine."""
-        return self.services is not None and self._client is not None and self._client.healthy
+        if self.draining or self.services is None or self._client is None:
+            return False
+        return self._client.healthy
 
     async def health(self) -> str:
         """``ok``, or why no request would be served: ``loading``, ``draining`` or ``dead``."""
         if self.died.is_set():
             return "dead"
-        if self._draining:
+        if self.draining:
             return "draining"
         if self.services is None or self._client is None:
             return "loading"

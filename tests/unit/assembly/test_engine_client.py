@@ -12,7 +12,7 @@ from xllm.assembly.control_link import Pong
 from xllm.assembly.engine_client import EngineFailed, ProcessEngineClient
 from xllm.core.config import SchedulerConfig, ServerConfig, XllmConfig
 from xllm.core.config.files import ModelFiles
-from xllm.core.messages.engine import AbortRequests, AddRequests, Drain, Hello, Profile
+from xllm.core.messages.engine import AbortRequests, AddRequests, Hello, Profile
 from xllm.core.messages.server import EngineDead, EngineReady, EngineStats, Profiled
 from xllm.core.observability.metrics import ServerMetrics
 from xllm.core.request.request import Request
@@ -138,31 +138,16 @@ def status_of(client: ProcessEngineClient, *requests: Request) -> int:
     return raised.value.status
 
 
-def test_requests_are_refused_until_ready_and_while_draining() -> None:
+def test_requests_are_refused_until_ready_and_once_the_open_ones_have_been_failed() -> None:
     async def scenario() -> None:
         rig = Rig()
         assert status_of(rig.client, request(1)) == 503
         await rig.loaded()
         rig.client.add([request(1)])
-        rig.client.drain(5.0)
+        rig.client.fail_open("the time is over")
+        assert rig.sink.failures == ["the time is over"] and not rig.client.healthy
         assert status_of(rig.client, request(2)) == 503
-        assert rig.channel.sent[0] == Hello() and rig.channel.sent[-1] == Drain(5.0)
-        assert [type(m) for m in rig.channel.sent] == [Hello, AddRequests, Drain]
-        await rig.client.close()
-
-    run(scenario)
-
-
-@pytest.mark.parametrize("open_requests", [0, 1])
-def test_an_engine_that_ends_after_a_drain_is_a_death_only_to_those_it_owes(
-    open_requests: int,
-) -> None:
-    async def scenario() -> None:
-        rig = await Rig().loaded()
-        rig.client.add([request(handle) for handle in range(open_requests)])
-        rig.client.drain(5.0)
-        rig.process.exit("the engine process ended with exit code 0")
-        assert rig.deaths == len(rig.sink.failures) == open_requests
+        assert [type(m) for m in rig.channel.sent] == [Hello, AddRequests]
         await rig.client.close()
 
     run(scenario)

@@ -16,7 +16,7 @@ class FakeStack:
 
     def __init__(self):
         self.open = self.peak = 0
-        self.closed = False
+        self.closed = self.draining = False
         handled = SimpleNamespace(handle=self.handle)
         self.services = SimpleNamespace(chat=handled, completions=handled)
         self.answers_left = 1000

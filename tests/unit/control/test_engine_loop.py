@@ -1,4 +1,4 @@
-"""The loop around the scheduler: waiting, waking, draining, telling."""
+"""The loop around the scheduler: waiting, waking, telling."""
 
 import queue
 import random
@@ -7,12 +7,11 @@ import threading
 import numpy as np
 import pytest
 
-from tests.fakes.engine import FakeEngine, make_request
+from tests.fakes.engine import FakeEngine, NothingMoreError, make_request
 from xllm.control.engine.stats import StatsReporter
 from xllm.core.messages.engine import (
     AbortRequests,
     AddRequests,
-    Drain,
     Hello,
     ResetPrefixCache,
 )
@@ -35,7 +34,8 @@ class ScriptedInbox:
         if timeout_seconds is None and not self.arrived:
             self.num_waits += 1
             self._when_idle()
-            assert self.arrived, "the loop would wait for ever"
+            if not self.arrived:
+                raise NothingMoreError
         messages, self.arrived = self.arrived, []
         return messages
 
@@ -64,8 +64,6 @@ def test_no_request_is_left_waiting_whenever_it_arrives(overlap):
             request = make_request(added, [1, added % 997], draw.choice([1, 1, 2]))
             inbox.arrived.append(AddRequests([request]))
             added += 1
-        elif not inbox.arrived:
-            inbox.arrived.append(Drain(60.0))
 
     inbox = ScriptedInbox(arrive)
     send = engine.outbox.send
@@ -82,7 +80,8 @@ def test_no_request_is_left_waiting_whenever_it_arrives(overlap):
 
     engine.worker.execute, engine.outbox.send = execute_and_arrive, send_and_arrive
     engine.loop._inbox = inbox
-    engine.loop.run()
+    with pytest.raises(NothingMoreError):
+        engine.loop.run()
     answers = ended(engine.outbox.messages)
     assert len(answers) == total and set(answers.values()) == {FinishReason.LENGTH}
     assert inbox.num_waits > 100, "the loop was hardly ever idle"
@@ -113,6 +112,8 @@ class QueueInbox:
             while True:
                 messages.append(self.queue.get_nowait())
         except queue.Empty:
+            if None in messages:
+                raise NothingMoreError from None
             return messages
 
 
@@ -122,7 +123,7 @@ def test_an_idle_loop_blocks_and_wakes(overlap):
     inbox = engine.loop._inbox = QueueInbox()
     replies = queue.Queue()
     engine.outbox.send = replies.put
-    thread = threading.Thread(target=engine.loop.run)
+    thread = threading.Thread(target=engine.serve)
     thread.start()
     for handle in range(20):
         inbox.queue.put(AddRequests([make_request(handle, [1], 1)]))
@@ -132,50 +133,17 @@ def test_an_idle_loop_blocks_and_wakes(overlap):
         pass
     assert message.idle and message.generation_tokens == 20
     receives = inbox.num_receives
-    inbox.queue.put(Drain(5.0))
+    inbox.queue.put(None)
     thread.join(30)
     assert not thread.is_alive()
     assert receives <= 20 * 3 + 1, "the idle loop polls"
 
 
-@LOOPS
-def test_draining_finishes_what_runs_and_refuses_the_rest(overlap):
-    engine = FakeEngine(overlap=overlap)
-    engine.inbox.messages = [
-        AddRequests([make_request(0, [1, 2], 6)]),
-        Drain(60.0),
-        AddRequests([make_request(1, [1, 2], 6)]),
-    ]
-    engine.loop.run()
-    assert ended(engine.outbox.messages) == {0: FinishReason.LENGTH}
-    failures = [f for m in engine.outbox.messages if isinstance(m, OutputBatch) for f in m.failures]
-    assert [(f.handle, f.status) for f in failures] == [(1, 503)]
-
-
-@LOOPS
-def test_a_drain_ends_at_its_deadline(overlap):
-    engine = FakeEngine(overlap=overlap)
-    engine.inbox.messages = [AddRequests([make_request(0, [1, 2], 200, n=2)]), Drain(0.0)]
-    engine.loop.run()
-    failures = [f for m in engine.outbox.messages if isinstance(m, OutputBatch) for f in m.failures]
-    assert [(f.handle, f.choice, f.status) for f in failures] == [(0, -1, 503)]
-    engine.scheduler.check()
-    assert not engine.scheduler.has_work
-
-
 def test_messages_are_applied():
     engine = FakeEngine()
     engine.ask(make_request(5, range(12), 1))
-    engine.inbox.messages = [
-        Hello(),
-        AddRequests(
-            [make_request(0, [1], 5), make_request(1, [2], 5), make_request(2, [3], 5, n=2)]
-        ),
-        AbortRequests([0, 2], [-1, 1]),
-        ResetPrefixCache(),
-        Drain(60.0),
-    ]
-    engine.loop.run()
+    requests = [make_request(0, [1], 5), make_request(1, [2], 5), make_request(2, [3], 5, n=2)]
+    engine.serve(Hello(), AddRequests(requests), AbortRequests([0, 2], [-1, 1]), ResetPrefixCache())
     assert isinstance(engine.outbox.messages[0], EngineReady)
     assert ended(engine.outbox.messages)[0] is FinishReason.ABORT
     assert ended(engine.outbox.messages)[1] is FinishReason.LENGTH
@@ -189,8 +157,7 @@ def test_messages_are_applied():
 def test_a_handle_in_use_does_not_disturb_its_owner():
     engine = FakeEngine()
     first = make_request(0, [1], 5)
-    engine.inbox.messages = [AddRequests([first, make_request(0, [2], 5)]), Drain(60.0)]
-    engine.loop.run()
+    engine.serve(AddRequests([first, make_request(0, [2], 5)]))
     batches = [m for m in engine.outbox.messages if isinstance(m, OutputBatch)]
     tokens = [token for batch in batches for token in batch.token_ids.tolist()]
     assert tokens == engine.expect(first)
@@ -198,8 +165,7 @@ def test_a_handle_in_use_does_not_disturb_its_owner():
 
 def test_refusals_reach_the_client_of_an_idle_engine():
     engine = FakeEngine(4)
-    engine.inbox.messages = [AddRequests([make_request(0, range(100))]), Drain(60.0)]
-    engine.loop.run()
+    engine.serve(AddRequests([make_request(0, range(100))]))
     failures = [f for m in engine.outbox.messages if isinstance(m, OutputBatch) for f in m.failures]
     assert [(f.handle, f.status) for f in failures] == [(0, 400)]
 

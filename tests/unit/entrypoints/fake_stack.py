@@ -32,6 +32,7 @@ class FakeStack:
             models=SimpleNamespace(list=lambda: {"object": "list"}, get=lambda name: {"id": name}),
         )
         self.state = "ok"
+        self.draining = False
         self.num_open = 0
         self.stats = EngineStats(num_running=2)
         self.resets = 0

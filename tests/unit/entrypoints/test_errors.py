@@ -114,3 +114,14 @@ def test_while_loading_api_calls_are_503_with_retry_after() -> None:
         error_of(response)
     for path in ("/health", "/ready", "/ping"):
         assert call(app, "GET", path).status_code == 503
+
+
+def test_while_draining_work_is_refused_and_what_is_kept_can_be_fetched() -> None:
+    stack = FakeStack()
+    stack.draining, stack.state = True, "draining"
+    app = app_of(stack)
+    for path in (COMPLETIONS, "/v1/responses", "/tokenize"):
+        response = call(app, "POST", path, json={"model": "m"})
+        assert response.status_code == 503 and "retry-after" in response.headers
+        error_of(response)
+    assert call(app, "GET", "/v1/models").status_code == 200

@@ -1,5 +1,5 @@
 """The engine loop: receives requests, steps the scheduler and the worker, sends outputs.
-Owns pacing, draining and the exception boundary; knows no sockets, devices or policies.
+Owns pacing and the exception boundary; knows no sockets, devices or policies.
 Public: ``EngineLoop``, ``OverlapEngineLoop``, ``EngineDeadError``, ``Inbox``, ``Outbox``."""
 
 from xllm.control.engine.lifecycle import EngineDeadError, Inbox, Outbox

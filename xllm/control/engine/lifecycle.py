@@ -1,4 +1,4 @@
-"""What both loops share: messages in and out, waiting, draining, the exception boundary."""
+"""What both loops share: messages in and out, waiting, the exception boundary."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import abc
 import concurrent.futures
 import gc
 import logging
-import time
 from typing import Protocol
 
 from xllm.control.engine.adapters import AdapterBook
@@ -16,7 +15,6 @@ from xllm.control.workers import WorkerPort
 from xllm.core.messages.engine import (
     AbortRequests,
     AddRequests,
-    Drain,
     Hello,
     LoadAdapter,
     Profile,
@@ -40,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 # Longest that an arrival waits while nothing but compilers work.
 _GRAMMAR_SECONDS = 0.005
-_DRAINING = "the server is shutting down"
 _NO_ADAPTER = "model: the adapter was unloaded"
 
 
@@ -91,7 +88,6 @@ class EngineLoopBase(abc.ABC):
         self._ready = ready
         self._adapters = AdapterBook(scheduler, worker)
         self._stats = StatsReporter()
-        self._drain_deadline: float | None = None  # time.monotonic()
 
     @abc.abstractmethod
     def step(self) -> list[ToServer]:
@@ -100,14 +96,12 @@ class EngineLoopBase(abc.ABC):
     # --- requests --------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Queue a request; a draining engine answers 503 instead.
+        """Queue a request.
 
         Raises:
             ValueError: the handle is in use.
         """
-        if self._drain_deadline is not None:
-            self._scheduler.refuse(Failure(request.handle, -1, _DRAINING, 503))
-        elif request.adapter and request.adapter not in self._adapters:
+        if request.adapter and request.adapter not in self._adapters:
             self._scheduler.refuse(Failure(request.handle, -1, _NO_ADAPTER, 404, "model"))
         else:
             self._scheduler.add(request)
@@ -136,7 +130,7 @@ class EngineLoopBase(abc.ABC):
     # --- the loop ----------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until drained.
+        """Serve for ever: the process ends with its server, which knows what is still owed.
 
         An idle engine blocks on its inbox: whatever arrives while a step runs is received before
         the loop can block, so nothing is left waiting.
@@ -145,26 +139,19 @@ class EngineLoopBase(abc.ABC):
             EngineDeadError: the worker cannot go on.
         """
         gc.freeze()  # what start-up built stays: full collections need not walk it
-        while self._receive():
+        while True:
+            self._receive()
             for message in self.step():
                 self._outbox.send(message)
             idle = not self._scheduler.has_work
             if self._stats.due(idle):
                 self._outbox.send(self.stats())
 
-    def _receive(self) -> bool:
-        """Apply what has arrived, waiting for it when there is no work; False ends the loop."""
-        timeout: float | None = 0.0
-        if not self._scheduler.has_work:
-            if self._drain_deadline is not None:
-                return False
-            timeout = None
-        for message in self._inbox.receive(timeout):
+    def _receive(self) -> None:
+        """Apply what has arrived, waiting for it when there is no work."""
+        for message in self._inbox.receive(0.0 if self._scheduler.has_work else None):
             self._apply(message)
         self._adapters.release()
-        if self._drain_deadline is not None and time.monotonic() >= self._drain_deadline:
-            self._scheduler.fail_all(_DRAINING, 503)
-        return True
 
     def _apply(self, message: ToEngine) -> None:
         match message:
@@ -179,8 +166,6 @@ class EngineLoopBase(abc.ABC):
                     self.abort(handle, choice, stopped)
             case Hello():
                 self._outbox.send(self._ready)
-            case Drain(timeout_seconds):
-                self._drain_deadline = time.monotonic() + timeout_seconds
             case Profile(start):
                 self._outbox.send(self._profile(start))
             case ResetPrefixCache():

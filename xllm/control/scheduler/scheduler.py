@@ -123,13 +123,6 @@ class Scheduler:
         """Answer a request that was never added."""
         self._state.notices.failures.append(failure)
 
-    def fail_all(self, message: str, status: int) -> None:
-        """End every request with this error."""
-        for handle, entry in list(self._state.requests.items()):
-            self.refuse(Failure(handle, -1, message, status))
-            for sequence in list(entry.live.values()):
-                self._state.finish(sequence)
-
     def uses_adapter(self, adapter: int) -> bool:
         """Whether a request or a step in flight needs this adapter."""
         table = self._state.table

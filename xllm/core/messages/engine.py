@@ -29,12 +29,6 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """A client announces itself; the engine answers with ``EngineReady`` (again, if need be)."""
 
 
-class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Accept nothing new, finish what runs within ``timeout_seconds``, then exit."""
-
-    timeout_seconds: float
-
-
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
     """Forget every cached block that no sequence uses."""
 
@@ -59,12 +53,5 @@ class Profile(msgspec.Struct, frozen=True, tag="profile"):
 
 
 ToEngine = (
-    AddRequests
-    | AbortRequests
-    | Hello
-    | Drain
-    | ResetPrefixCache
-    | LoadAdapter
-    | UnloadAdapter
-    | Profile
+    AddRequests | AbortRequests | Hello | ResetPrefixCache | LoadAdapter | UnloadAdapter | Profile
 )

@@ -55,9 +55,11 @@ async def exchange(
     A client that goes away cancels the service's work, which aborts it in the engine.
 
     Raises:
-        RequestError: what the service raises; 400, 413 for the body.
+        RequestError: what the service raises; 400, 413 for the body; 503 from a draining server.
         TimeoutError: the answer took longer than the server allows.
     """
+    if stack_of(request).draining:
+        raise RequestError(503, "the server is shutting down")
     config: ServerConfig = request.app.state.config
     timeout = config.request_timeout or None
     body = decode_request(schema, await read_body(request, config.max_body_bytes, timeout))

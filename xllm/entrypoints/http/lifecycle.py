@@ -143,10 +143,13 @@ class _Server:
 
     async def _wait_answered(self, timeout_seconds: float) -> bool:
         """Whether every answer was given within the time, also those that nobody waits for."""
-        begin = time.monotonic()
-        if not await self._stack.wait_background(timeout_seconds):
-            return False
-        return await self._activity.wait_idle(timeout_seconds - (time.monotonic() - begin))
+        deadline = time.monotonic() + timeout_seconds
+        # A request may still begin a response in the background, which a client then fetches.
+        return (
+            await self._activity.wait_idle(timeout_seconds)
+            and await self._stack.wait_background(deadline - time.monotonic())
+            and await self._activity.wait_idle(deadline - time.monotonic())
+        )
 
     def _warn_if_open(self) -> None:
         host = self._listener.getsockname()[0]

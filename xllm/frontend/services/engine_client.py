@@ -35,7 +35,7 @@ class EngineClient(Protocol):
 
     @property
     def healthy(self) -> bool:
-        """Whether requests may be sent now: loaded, alive and not draining."""
+        """Whether requests may be sent now: loaded, alive and not ending."""
 
     def connect(self, sink: OutputSink) -> None:
         """Deliver every later output to ``sink``, on the event loop's thread."""
