@@ -30,6 +30,7 @@ from xllm.hardware.kernels.triton.launch import (
     upcast_dots,
     wait_for_producers,
 )
+from xllm.hardware.kernels.triton.split_k import arrives_last, sum_of_shares
 
 # Results of a product from which on the library is faster than tiles: 256 tokens of 4,096 outputs.
 _MANY_RESULTS = 1 << 20
@@ -189,16 +190,10 @@ def _stream_block_kernel(
     at = t.to(tl.int64)[None, :] * outputs + n[:, None]
     if SHARES > 1:
         span = num_tokens * outputs  # SHARES * T * N stays below 2**31
-        tl.store(partial_ptr + share * span + at, y, mask=mask)
-        tl.debug_barrier()  # all stores of this program precede its arrival
         counter = counters_ptr + tl.program_id(0)
-        if tl.atomic_add(counter, 1, sem="acq_rel") != SHARES - 1:
+        if not arrives_last(y, partial_ptr + share * span + at, mask, counter, SHARES):
             return
-        tl.store(counter, 0)
-        y = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
-        for other in range(SHARES):  # a fixed order: the sum does not depend on arrival
-            to = partial_ptr + other * span + at
-            y += tl.load(to, mask=mask, other=0.0, cache_modifier=".cg")
+        y = sum_of_shares(partial_ptr + at, span, mask, SHARES)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + n, mask=in_n, other=0.0).to(tl.float32)[:, None]
     tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=mask)

@@ -39,6 +39,7 @@ from xllm.hardware.kernels.triton.launch import (
 )
 from xllm.hardware.kernels.triton.matvec import matvec
 from xllm.hardware.kernels.triton.packed import PackedLinear
+from xllm.hardware.kernels.triton.split_k import arrives_last, sum_of_shares
 
 MAX_STREAMED_TOKENS = 16
 
@@ -267,17 +268,10 @@ def _stream_linear_kernel(
     at = t.to(tl.int64)[None, :] * outputs + n[:, None]
     if SHARES > 1:
         span = num_tokens * outputs  # SHARES * T * N stays below 2**31
-        tl.store(partial_ptr + share * span + at, y, mask=mask)
-        tl.debug_barrier()  # all stores of this program precede its arrival
         counter = counters_ptr + tl.program_id(0)
-        if tl.atomic_add(counter, 1, sem="acq_rel") != SHARES - 1:
+        if not arrives_last(y, partial_ptr + share * span + at, mask, counter, SHARES):
             return
-        tl.store(counter, 0)
-        y = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
-        for other in range(SHARES):  # a fixed order: the sum does not depend on arrival
-            y += tl.load(
-                partial_ptr + other * span + at, mask=mask, other=0.0, cache_modifier=".cg"
-            )
+        y = sum_of_shares(partial_ptr + at, span, mask, SHARES)
     if x_scale_ptr is not None:
         y *= tl.load(x_scale_ptr + t, mask=t < num_tokens, other=0.0)[None, :]
     if scale_ptr is not None:
