@@ -90,4 +90,6 @@ def _sequence(search: PromptSearch, answer: FoundAnswer) -> BeamSearchSequence:
     if answer.end_token_id is not None:
         tokens.append(answer.end_token_id)
     reason = "length" if answer.end_token_id is None else "stop"
-    return BeamSearchSequence(tokens, search.text(answer), answer.logprob, answer.score, reason)
+    return BeamSearchSequence(
+        tokens, search.choice(0, answer).text, answer.logprob, answer.score, reason
+    )

@@ -6,21 +6,26 @@ import msgspec
 import pytest
 
 from tests.fakes.engine_client import row
-from tests.fakes.services import LENGTH, Stack, run
+from tests.fakes.services import EOS, LENGTH, STOP, Stack, run
+from xllm.frontend.parsers.answer import AnswerFormats
+from xllm.frontend.parsers.catalogue import reasoning_format, tool_format
 from xllm.frontend.protocol import RequestError
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
-async def search(stack, kind, **fields):
-    """The answer to a search for which every token is followed by its neighbours."""
+async def search(stack, kind, script=None, **fields):
+    """The answer to a search in which every token is followed by its neighbours, or by a script."""
 
     async def play():
         answered = 0
         while True:
             await asyncio.sleep(0)
             for request in stack.client.requests[answered:]:
-                token = int(request.prompt_token_ids[-1]) + 1
+                prompt = request.prompt_token_ids
+                token = int(prompt[-1]) + 1
+                if script is not None:  # the likeliest successor is one above the token
+                    token = script[len(prompt) - len(stack.client.requests[0].prompt_token_ids)] - 1
                 columns = request.params.logprobs
                 stack.client.deliver(row(request.handle, [token], LENGTH), logprobs=columns)
                 answered += 1
@@ -79,7 +84,46 @@ def test_an_end_token_ends_an_answer_and_is_not_text():
 
     answer = run(scenario())
     ended = [c for c in answer["choices"] if c["finish_reason"] == "stop"]
-    assert ended and all(c["stop_reason"] == 54 and 54 not in c["token_ids"] for c in ended)
+    assert ended and all(c["stop_reason"] == 54 and c["token_ids"][-1] == 54 for c in ended)
+    assert all(len(c["text"]) == len(c["token_ids"]) - 1 for c in ended), "it has text"
+
+
+@pytest.mark.parametrize("end", [EOS, None], ids=["whole", "cut"])
+@pytest.mark.parametrize("include_reasoning", [True, False])
+def test_the_answers_of_a_conversation_are_parsed_as_ordinary_ones_are(end, include_reasoning):
+    call = '<tool_call>{"name": "ping", "arguments": {"host": "x"}}</tool_call>'
+    text = f"<think>why</think>Sure. {call}"
+    tool = {"type": "function", "function": {"name": "ping", "parameters": {"type": "object"}}}
+
+    def stack():
+        made = Stack(max_model_len=1024)
+        made.factory.formats = AnswerFormats(
+            made.tokenizer, tool_format("hermes", "", ""), reasoning_format("qwen3", "", "")
+        )
+        return made
+
+    async def scenario():
+        tokens = stack().ids(text) if end else stack().ids(text)[:-20]
+        fields = {"messages": MESSAGES, "tools": [tool], "max_tokens": len(tokens) + bool(end)}
+        fields |= {"include_reasoning": include_reasoning, "return_token_ids": True}
+        plain = stack()
+        task = plain.start("chat", **fields)
+        handle = await plain.request()
+        finish, stop_token = (STOP, end) if end else (LENGTH, -1)
+        sent = [*tokens, end] if end else tokens
+        plain.client.deliver(row(handle, sent, finish, stop_token=stop_token))
+        ordinary = msgspec.to_builtins(await task)
+        found = await search(stack(), "chat", [*tokens, EOS], beam_width=1, **fields)
+        return ordinary, found
+
+    ordinary, found = run(scenario())
+    assert found["choices"][0]["finish_reason"] == ("tool_calls" if end else "length")
+    assert ("reasoning" in found["choices"][0]["message"]) is include_reasoning
+    for whole in (ordinary, found):
+        for made in whole["choices"][0]["message"]["tool_calls"]:
+            assert made.pop("id").startswith("call_")
+        del whole["id"], whole["created"]
+    assert found == ordinary
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import msgspec
+
+from xllm.core.request.finish import FinishReason
 from xllm.core.request.sampling import SamplingParams
 from xllm.frontend.intake.factory import PreparedRequest, RequestFactory
+from xllm.frontend.output.answer import AnswerState
 from xllm.frontend.output.beam import BeamSearch, EarlyStopping, FoundAnswer
+from xllm.frontend.output.choice import ChoiceDelta
 from xllm.frontend.protocol.chat import ChatCompletionRequest
 from xllm.frontend.protocol.completions import CompletionRequest
-from xllm.frontend.text.detokenizer import Detokenizer
 
 # Fields whose effect a search over raw probabilities would silently lose.
 _EXCLUDED = (
@@ -114,13 +118,18 @@ class PromptSearch:
             for beam in self.search.beams
         ]
 
-    def text(self, answer: FoundAnswer) -> str:
-        """The text of an answer, with that of its end token if the request asks for it."""
-        params = self._request.params
-        token_ids = answer.token_ids
-        if answer.end_token_id is not None and params.include_stop_str_in_output:
-            token_ids = (*token_ids, answer.end_token_id)
-        detokenizer = Detokenizer(
-            self._factory.tokenizer, skip_special_tokens=params.skip_special_tokens
-        )
-        return detokenizer.push(token_ids) + detokenizer.flush()
+    def choice(self, index: int, answer: FoundAnswer) -> ChoiceDelta:
+        """An answer as the news that an ordinary one of the same tokens would bring at once."""
+        state = AnswerState(
+            self._request,
+            self._factory.tokenizer,
+            eos_token_ids=frozenset(self._factory.eos_token_ids),
+            keep_entries=True,
+            token_table=self.prepared.token_table,
+        ).choices[0]
+        end = answer.end_token_id
+        if end is None:
+            state.push(answer.token_ids, None, FinishReason.LENGTH, -1)
+        else:
+            state.push((*answer.token_ids, end), None, FinishReason.STOP, end)
+        return msgspec.structs.replace(state.take(), index=index)

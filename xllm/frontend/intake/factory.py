@@ -86,6 +86,7 @@ class RequestFactory:
 
     Attributes:
         formats: as given.
+        eos_token_ids: as given, those within the vocabulary.
         grammars: what compiles the grammars of prepared requests, to be asked before they are sent.
     """
 
@@ -108,7 +109,7 @@ class RequestFactory:
         self.defaults = defaults or SamplingDefaults()
         self._chat_template = chat_template
         self.formats = formats or AnswerFormats(tokenizer)
-        self._eos_token_ids = tuple(i for i in eos_token_ids if i < limits.vocab_size)
+        self.eos_token_ids = tuple(i for i in eos_token_ids if i < limits.vocab_size)
         self.grammars = GrammarCheck(GrammarCache(self._grammar_compiler, max_lanes=0))
         self._handles = itertools.count(1)
         self._random = random.Random(seed)
@@ -302,7 +303,7 @@ class RequestFactory:
 
     def _grammar_compiler(self) -> GrammarCompiler:
         return GrammarCompiler(
-            self.tokenizer.vocabulary(self.limits.vocab_size, self._eos_token_ids)
+            self.tokenizer.vocabulary(self.limits.vocab_size, self.eos_token_ids)
         )
 
     def _prompts(
@@ -370,7 +371,7 @@ class RequestFactory:
             params = _replace(params, structured_outputs=None)
         room = limits.max_model_len - len(ids)
         # A grammar that has come to its end leaves nothing but EOS to sample.
-        ends = () if params.ignore_eos and form is None else self._eos_token_ids
+        ends = () if params.ignore_eos and form is None else self.eos_token_ids
         stop_token_ids = tuple(dict.fromkeys((*ends, *params.stop_token_ids)))
         seed = self._random.getrandbits(62) if params.seed is None else params.seed
         request = Request(

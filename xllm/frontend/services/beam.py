@@ -13,17 +13,14 @@ from xllm.frontend.intake.cost import intake_chars
 from xllm.frontend.intake.factory import PreparedRequest, RequestFactory
 from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.output.beam import FoundAnswer
-from xllm.frontend.protocol.chat import (
-    AssistantMessage,
-    ChatChoice,
-    ChatCompletion,
-    ChatCompletionRequest,
-)
+from xllm.frontend.output.choice import ChoiceDelta
+from xllm.frontend.protocol.chat import ChatChoice, ChatCompletion, ChatCompletionRequest
 from xllm.frontend.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.protocol.usage import PromptTokensDetails, Usage
+from xllm.frontend.services.conversation import parse
 from xllm.frontend.services.dispatcher import OutputDispatcher
-from xllm.frontend.services.shared import off_loop
+from xllm.frontend.services.shared import assistant_message, off_loop
 
 
 class BeamService:
@@ -50,21 +47,26 @@ class BeamService:
         """
         self._served.adapter(body.model)
         prepared = await off_loop(intake_chars(body), lambda: self._factory.from_chat(body))
-        search = await self._run(body, [prepared])
+        found, usage = await self._run(body, [prepared])
+        if prepared.new_parser is not None:
+            found = [(search, parse(prepared.new_parser(), delta)) for search, delta in found]
         choices: list[ChatChoice] = []
-        for each, answer in search.answers:
-            message = AssistantMessage(each.text(answer))
-            choice = ChatChoice(len(choices), message, None, *_ending(answer, each.prepared))
+        for _, delta in found:
+            message = assistant_message(delta)
+            choice = ChatChoice(delta.index, message, None, delta.finish_reason, delta.stop_reason)
             if body.return_token_ids:
-                choice.token_ids = list(answer.token_ids)
+                choice.token_ids = delta.token_ids
             choices.append(choice)
-        return ChatCompletion(
+        completion = ChatCompletion(
             id=f"chatcmpl-{prepared.request.request_id}",
             created=int(time.time()),
             model=self._served.shown(body.model),
             choices=choices,
-            usage=search.usage,
+            usage=usage,
         )
+        if body.return_token_ids:
+            completion.prompt_token_ids = prepared.request.prompt_token_ids.tolist()
+        return completion
 
     async def completion(self, body: CompletionRequest) -> Completion:
         """The ``n`` best continuations of each prompt.
@@ -74,25 +76,29 @@ class BeamService:
         """
         self._served.adapter(body.model)
         prepared = await off_loop(intake_chars(body), lambda: self._factory.from_completion(body))
-        search = await self._run(body, prepared)
+        found, usage = await self._run(body, prepared)
         choices: list[CompletionChoice] = []
-        for each, answer in search.answers:
-            text = each.text(answer)
-            choice = CompletionChoice(len(choices), text, None, *_ending(answer, each.prepared))
+        for search, delta in found:
+            choice = CompletionChoice(
+                delta.index, delta.text, None, delta.finish_reason, delta.stop_reason
+            )
             if body.return_token_ids:
-                choice.token_ids = list(answer.token_ids)
+                choice.token_ids = delta.token_ids
+                ids = search.prepared.request.prompt_token_ids
+                choice.prompt_token_ids = ids.tolist()
             choices.append(choice)
         return Completion(
             id=f"cmpl-{prepared[0].request.request_id}",
             created=int(time.time()),
             model=self._served.shown(body.model),
             choices=choices,
-            usage=search.usage,
+            usage=usage,
         )
 
     async def _run(
         self, body: ChatCompletionRequest | CompletionRequest, prepared: Sequence[PreparedRequest]
-    ) -> _Result:
+    ) -> tuple[list[tuple[PromptSearch, ChoiceDelta]], Usage]:
+        """The answers, those of the first prompt first, each with its search; and their cost."""
         limits = self._factory.limits
         try:
             params = beam_params(body, limits.max_beam_width)
@@ -104,7 +110,8 @@ class BeamService:
         while running := [each for each in searches if not each.search.done]:
             await self._step(running)
         answers = [(each, answer) for each in searches for answer in each.search.best(params.n)]
-        return _Result(answers, _usage(prepared, answers, num_cached))
+        news = [(each, each.choice(i, answer)) for i, (each, answer) in enumerate(answers)]
+        return news, _usage(prepared, answers, num_cached)
 
     async def _step(self, running: Sequence[PromptSearch]) -> int:
         """Advance every search by one token; returns how many prompt tokens the cache had."""
@@ -121,22 +128,6 @@ class BeamService:
             each.search.advance([found[start + i] for i in range(len(group))])
             start += len(group)
         return sum(answer.num_cached_tokens for answer in stream.answers)
-
-
-class _Result:
-    """Answers with the searches that found them, and what they cost."""
-
-    def __init__(self, answers: list[tuple[PromptSearch, FoundAnswer]], usage: Usage) -> None:
-        self.answers = answers
-        self.usage = usage
-
-
-def _ending(answer: FoundAnswer, prepared: PreparedRequest) -> tuple[str, int | None]:
-    """Finish and stop reason; only a stop token that the user named is a stop reason."""
-    if answer.end_token_id is None:
-        return "length", None
-    named = answer.end_token_id in prepared.request.params.stop_token_ids
-    return "stop", answer.end_token_id if named else None
 
 
 def _usage(

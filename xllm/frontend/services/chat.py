@@ -6,8 +6,6 @@ from msgspec import UnsetType
 
 from xllm.frontend.output.choice import ChoiceDelta
 from xllm.frontend.protocol.chat import (
-    AssistantMessage,
-    CalledFunction,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -16,7 +14,6 @@ from xllm.frontend.protocol.chat import (
     ChatDelta,
     ChatLogprobs,
     FunctionPiece,
-    MadeToolCall,
     ToolCallPiece,
 )
 from xllm.frontend.protocol.usage import Usage
@@ -24,7 +21,11 @@ from xllm.frontend.services.beam import BeamService
 from xllm.frontend.services.chunks import ChunkStream, open_stream, read_whole
 from xllm.frontend.services.conversation import Conversation, Conversations
 from xllm.frontend.services.logprobs import chat_logprobs
-from xllm.frontend.services.shared import ChunkUsage, shown_prompt_logprobs
+from xllm.frontend.services.shared import (
+    ChunkUsage,
+    assistant_message,
+    shown_prompt_logprobs,
+)
 from xllm.frontend.text.tokenizer import Tokenizer
 
 
@@ -167,7 +168,7 @@ class _Answer:
     def _choice(self, delta: ChoiceDelta) -> ChatChoice:
         choice = ChatChoice(
             delta.index,
-            _message(delta),
+            assistant_message(delta),
             self._logprobs_of(delta),
             delta.finish_reason,
             delta.stop_reason,
@@ -178,18 +179,3 @@ class _Answer:
 
     def _logprobs_of(self, delta: ChoiceDelta) -> ChatLogprobs | None:
         return chat_logprobs(delta.entries, self._tokenizer) if self._logprobs else None
-
-
-def _message(delta: ChoiceDelta) -> AssistantMessage:
-    """The message of a whole answer. Content is null where there is something else instead."""
-    message = AssistantMessage(delta.text)
-    if delta.reasoning:
-        message.reasoning_content = message.reasoning = delta.reasoning
-    if delta.tool_calls:
-        message.tool_calls = [
-            MadeToolCall(call.id or "", CalledFunction(call.name or "", call.arguments))
-            for call in delta.tool_calls
-        ]
-    if not delta.text and (delta.reasoning or delta.tool_calls):
-        message.content = None
-    return message

@@ -116,7 +116,7 @@ class Conversation:
         if self._parsers is None:
             return [delta for _, delta in await self._stream.read()]
         while news := await self._stream.read():
-            deltas = [_parse(self._parsers[delta.index], delta) for _, delta in news]
+            deltas = [parse(self._parsers[delta.index], delta) for _, delta in news]
             if said := [delta for delta in deltas if _says_something(delta)]:
                 return said
         return []
@@ -126,8 +126,8 @@ class Conversation:
         self._stream.close()
 
 
-def _parse(parser: MessageParser, delta: ChoiceDelta) -> ChoiceDelta:
-    """The same news, sorted; the delta is changed in place."""
+def parse(parser: MessageParser, delta: ChoiceDelta) -> ChoiceDelta:
+    """The same news, sorted into content, thoughts and calls; the delta is changed in place."""
     parsed = parser.feed(delta.text)
     if delta.finish_reason is not None:
         parsed += parser.finish()

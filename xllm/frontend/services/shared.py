@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 from msgspec import UNSET, UnsetType
 
 from xllm.frontend.output.answer import AnswerState
+from xllm.frontend.output.choice import ChoiceDelta
 from xllm.frontend.output.logprobs import TokenEntry
+from xllm.frontend.protocol.chat import AssistantMessage, CalledFunction, MadeToolCall
 from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.protocol.sampling import CommonFields, StreamOptions
 from xllm.frontend.protocol.usage import PromptTokensDetails, Usage
@@ -64,6 +66,21 @@ def usage_of(answers: Sequence[AnswerState]) -> Usage:
     generated = sum(answer.num_generated_tokens for answer in answers)
     cached = sum(answer.num_cached_tokens for answer in answers)
     return Usage(prompt, generated, prompt + generated, PromptTokensDetails(cached))
+
+
+def assistant_message(delta: ChoiceDelta) -> AssistantMessage:
+    """The message of a whole answer. Content is null where there is something else instead."""
+    message = AssistantMessage(delta.text)
+    if delta.reasoning:
+        message.reasoning_content = message.reasoning = delta.reasoning
+    if delta.tool_calls:
+        message.tool_calls = [
+            MadeToolCall(call.id or "", CalledFunction(call.name or "", call.arguments))
+            for call in delta.tool_calls
+        ]
+    if not delta.text and (delta.reasoning or delta.tool_calls):
+        message.content = None
+    return message
 
 
 class ChunkUsage:
