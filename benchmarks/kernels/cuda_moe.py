@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import functools
 import json
 import subprocess
@@ -30,6 +29,7 @@ from cuda_kernels import (
 
 from xllm.hardware.kernels.triton import fp8, linear, moe, moe_group, moe_stream, route
 from xllm.hardware.kernels.triton.decode_attention import KeyTile, decode_attention
+from xllm.hardware.kernels.triton.launch import max_shared_memory
 
 HIDDEN, INNER, EXPERTS, TOP_K = 2048, 768, 128, 8
 PRODUCTS = {  # of Qwen3-8B: outputs, inputs
@@ -55,7 +55,7 @@ def moe_cases() -> Iterator[Case]:
         x = torch.randn(tokens, HIDDEN, dtype=BF16, device=DEVICE)
         chosen = [route.route(torch.randn_like(x), router, TOP_K, True) for _ in layers]
         yield Case(f"route {tokens}", [lambda x=x: route.route(x, router, TOP_K, True)])
-        height = moe.choose_tiles(tokens * TOP_K / EXPERTS, BF16, True).block_m
+        height = chosen_tile(tokens).block_m
         group = functools.partial(moe_group.group_pairs, chosen[0][1], EXPERTS, height)
         yield Case(f"group {tokens}", [group])
         used = sum(len(experts.unique()) for _, experts in chosen) / len(chosen)
@@ -66,12 +66,12 @@ def moe_cases() -> Iterator[Case]:
                 for p, c in zip(layers, chosen, strict=True)
             ]
             yield Case(f"stream {tokens} {tile}", calls, **work)
-        for tiles in group_tiles(tokens) if tokens >= 4 else ():
+        for tile in group_tiles(tokens) if tokens >= 4 else ():
             calls = [
-                lambda p=p, c=c, x=x, t=tiles: moe.grouped_experts(x, p, *c, "silu", t)
+                lambda p=p, c=c, x=x, t=tile: moe.grouped_experts(x, p, *c, "silu", t)
                 for p, c in zip(layers, chosen, strict=True)
             ]
-            yield Case(f"grouped {tokens} {tiles}", calls, **work)
+            yield Case(f"grouped {tokens} {tile}", calls, **work)
 
 
 def stream_tiles() -> Iterator[moe_stream.PairTile]:
@@ -87,17 +87,20 @@ def stream_tiles() -> Iterator[moe_stream.PairTile]:
         yield moe_stream.PairTile(*up, *down)
 
 
-def group_tiles(tokens: int) -> Iterator[moe.GroupTiles]:
-    chosen = moe.choose_tiles(tokens * TOP_K / EXPERTS, BF16, True)
+def chosen_tile(tokens: int) -> moe.GroupTile:
+    return moe.choose_tile(tokens * TOP_K / EXPERTS, BF16, max_shared_memory(DEVICE), True)
+
+
+def group_tiles(tokens: int) -> Iterator[moe.GroupTile]:
+    """The chosen one, half and twice its height, and that of older devices."""
+    chosen = chosen_tile(tokens)
     yield chosen
-    yield moe.choose_tiles(tokens * TOP_K / EXPERTS, BF16, False)  # of older devices
-    tile = moe.GroupTile
-    if tokens == 64:
-        both = tile(128, 128, 4, 3, True)
-        yield dataclasses.replace(chosen, up=both, down=both)
-    elif tokens == 8192:
-        both = tile(256, 64, 8, 4, False)
-        yield dataclasses.replace(chosen, up=both, down=both)
+    for block_m, num_stages in ((16, 5), (32, 5), (64, 4)):
+        if chosen.block_m in (block_m // 2, block_m * 2):
+            yield moe.GroupTile(block_m, 128, 64, 4, num_stages, 2, True)
+    if chosen.block_m == 64:
+        yield moe.GroupTile(128, 256, 64, 8, 4, 1, True)
+    yield moe.choose_tile(tokens * TOP_K / EXPERTS, BF16, 99 << 10, False)
 
 
 def fp8_cases() -> Iterator[Case]:

@@ -23,9 +23,10 @@ def launch_all() -> None:
             x = torch.empty(tokens, HIDDEN, **options)
             weights, experts = route.route(x, gate_up[0, :EXPERTS], TOP_K, True)
             moe.apply_experts(x, packed, weights, experts, kind)
-            if tokens > moe.MAX_STREAMED_TOKENS:
-                tiles = moe.choose_tiles(tokens * TOP_K / EXPERTS, x.dtype, False)
-                moe.grouped_experts(x, packed, weights, experts, kind, tiles)
+            # Devices with less shared memory, with and without descriptors.
+            for descriptors in (True, False) if tokens > moe.MAX_STREAMED_TOKENS else ():
+                tile = moe.choose_tile(tokens * TOP_K / EXPERTS, x.dtype, 99 << 10, descriptors)
+                moe.grouped_experts(x, packed, weights, experts, kind, tile)
 
 
 def test_they_compile() -> None:

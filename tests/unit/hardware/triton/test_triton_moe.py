@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 
 import pytest
@@ -11,13 +12,21 @@ from torch import Tensor
 from xllm.hardware.kernels import reference
 from xllm.hardware.kernels.triton import moe, moe_group, moe_stream, route
 
-# Sizes of 48 and 40 leave a part of a tile on every side.
+# Sizes of 48 and 40 leave a part of a tile on every side; the last one multiplies tokens first.
 TILES = [
-    moe.GroupTiles(block_m, tile, tile, descriptors)
-    for block_m in (16, 32)
-    for tile in (moe.GroupTile(32, 32, 4, 2, True), moe.GroupTile(32, 16, 4, 2, False))
+    moe.GroupTile(block_m, 32, block_k, 4, 2, 1, descriptors)
+    for block_m, block_k in ((16, 32), (32, 16), (128, 32))
     for descriptors in (True, False)
 ]
+
+
+@pytest.fixture
+def dirty_memory() -> Iterator[None]:
+    """Tensors that nobody has written hold NaN, those of integers the largest."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def _block(
@@ -87,6 +96,7 @@ def test_a_row_of_nan_gets_distinct_experts_and_weights_of_nan(tokens, normalize
     assert len(set(experts[-1].tolist())) == 4 and 0 <= int(experts.min()) <= int(experts.max()) < 6
 
 
+@pytest.mark.usefixtures("dirty_memory")
 def test_pairs_are_grouped_in_order(device) -> None:
     experts = torch.tensor([[2, 0], [0, 5], [2, 5], [5, 2]], dtype=torch.int32, device=device)
     blocks = moe_group.group_pairs(experts, 6, 2)
@@ -95,8 +105,10 @@ def test_pairs_are_grouped_in_order(device) -> None:
     pairs = blocks.pairs.view(-1, 2).tolist()
     assert pairs[:2] == [[1, 2], [0, 4]] and pairs[2][0] == 7
     assert pairs[3] == [3, 5] and pairs[4][0] == 6
+    assert blocks.counters[:5].tolist() + blocks.counters[-2:].tolist() == [0] * 7
 
 
+@pytest.mark.usefixtures("dirty_memory")
 @pytest.mark.parametrize(("tokens", "block_m"), [(16, 16), (8300, 16), (8300, 64)])
 def test_many_pairs_are_grouped(tokens, block_m, device) -> None:
     """More pairs than a program looks at together, more blocks than it notes together."""
@@ -104,6 +116,7 @@ def test_many_pairs_are_grouped(tokens, block_m, device) -> None:
     experts = torch.rand(tokens, 5, generator=generator).argsort(dim=1)[:, :2].int().to(device)
     blocks = moe_group.group_pairs(experts, 5, block_m)
     number = int(blocks.number)
+    assert not blocks.counters[:number].any() and not blocks.counters[-2:].any()
     assert number <= blocks.bound == len(blocks.pairs) // block_m
     flat, got = experts.flatten(), blocks.pairs.view(-1, block_m)
     table = blocks.table[:number].tolist()
@@ -121,16 +134,33 @@ def test_sizes_that_cannot_be_interleaved_are_refused(device) -> None:
         moe.pack_experts(torch.zeros(2, 24, 16, device=device), torch.zeros(2, 16, 12))
 
 
-@pytest.mark.parametrize("tiles", TILES, ids=str)
-@pytest.mark.parametrize(("tokens", "top_k"), [(1, 2), (7, 3), (40, 2)])
-def test_grouped_experts_equal_the_reference(tiles, tokens, top_k, device) -> None:
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.usefixtures("dirty_memory")
+@pytest.mark.parametrize(("tokens", "top_k"), [(1, 2), (7, 3), (40, 2), (100, 6)])
+def test_grouped_experts_equal_the_reference(tile, tokens, top_k, device) -> None:
     x, router, gate_up, down = _block(tokens, device)
     weights, experts = reference.route(x, router, top_k, True)
     arguments = (weights, experts, "silu")
     expected = reference.apply_experts(x, reference.pack_experts(gate_up, down), *arguments)
     packed = moe.pack_experts(gate_up, down)
-    actual = moe.grouped_experts(x, packed, *arguments, tiles)
+    actual = moe.grouped_experts(x, packed, *arguments, tile)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared_memory", [99 << 10, 163 << 10, 227 << 10])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_tiles_fit_the_shared_memory(dtype, shared_memory) -> None:
+    for per_expert in (0.1, 1, 9, 17, 33, 500):
+        tile = moe.choose_tile(per_expert, dtype, shared_memory, True)
+        stage = (tile.block_m + tile.block_n) * tile.block_k * dtype.itemsize
+        assert tile.programs * tile.num_stages * stage <= shared_memory
+        assert tile.num_stages >= 2
+
+
+def test_most_experts_have_one_block() -> None:
+    for per_expert, block_m in ((0.5, 16), (8, 16), (8.1, 32), (16, 32), (32, 64), (33, 128)):
+        tile = moe.choose_tile(per_expert, torch.bfloat16, 227 << 10, True)
+        assert tile.block_m == block_m and tile.programs == (1 if block_m == 128 else 2)
 
 
 @pytest.mark.parametrize(("tokens", "top_k", "activation"), [(1, 3, "silu"), (2, 4, "gelu_tanh")])

@@ -25,6 +25,9 @@ class Blocks:
     pairs: Tensor  # (S * block_m,) int32: ascending per expert; undefined beyond a block's number
     table: Tensor  # (S, 2) int32: expert and number of pairs; undefined beyond the last block
     number: Tensor  # (1,) int32: blocks
+    # (S + 2,) int32: zeros, up to the number of blocks and in the last two places. For the kernel
+    # that walks the blocks; zeroed here, they do not depend on how an earlier launch ended.
+    counters: Tensor
     block_m: int
 
     @property
@@ -41,6 +44,7 @@ def group_pairs(experts: Tensor, num_experts: int, block_m: int) -> Blocks:
         experts.new_empty(bound * block_m),
         experts.new_empty((bound, 2)),
         experts.new_empty(1),
+        experts.new_empty(bound + 2),
         block_m,
     )
     run = min(max(triton.next_power_of_2(pairs), 128), _MAX_RUN)
@@ -49,8 +53,10 @@ def group_pairs(experts: Tensor, num_experts: int, block_m: int) -> Blocks:
         blocks.pairs,
         blocks.table,
         blocks.number,
+        blocks.counters,
         pairs,
         num_experts,
+        bound,
         BLOCK_M=block_m,
         RUN=run,
         E_BLOCK=triton.next_power_of_2(num_experts),
@@ -61,14 +67,16 @@ def group_pairs(experts: Tensor, num_experts: int, block_m: int) -> Blocks:
     return blocks
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
+@triton.jit(do_not_specialize=["num_pairs", "bound"])
 def _group_kernel(
     experts_ptr,  # (P,) int32
     pairs_ptr,  # (S * BLOCK_M,) int32
     table_ptr,  # (S, 2) int32
     number_ptr,  # (1,) int32
+    counters_ptr,  # (S + 2,) int32
     num_pairs,
     num_experts,
+    bound,  # S
     BLOCK_M: tl.constexpr,
     RUN: tl.constexpr,
     E_BLOCK: tl.constexpr,
@@ -79,8 +87,8 @@ def _group_kernel(
     expert = tl.program_id(0)
     each = tl.arange(0, E_BLOCK)
     in_run = tl.arange(0, RUN)
+    allow_consumers(PDL)  # whose first read is behind their wait
     wait_for_producers(PDL)
-    allow_consumers(PDL)
     counts = tl.zeros([E_BLOCK], tl.int32)
     for start in range(0, num_pairs, RUN):
         pair = start + in_run
@@ -99,8 +107,10 @@ def _group_kernel(
         place += tl.sum(found.to(tl.int32), axis=0)
     for start in range(0, count, BLOCK_M * T_BLOCK):
         left = count - start - tl.arange(0, T_BLOCK) * BLOCK_M
-        row = table_ptr + 2 * (first + start // BLOCK_M + tl.arange(0, T_BLOCK))
-        tl.store(row, tl.zeros([T_BLOCK], tl.int32) + expert, mask=left > 0)
-        tl.store(row + 1, tl.minimum(left, BLOCK_M), mask=left > 0)
+        block = first + start // BLOCK_M + tl.arange(0, T_BLOCK)
+        tl.store(table_ptr + 2 * block, tl.zeros([T_BLOCK], tl.int32) + expert, mask=left > 0)
+        tl.store(table_ptr + 2 * block + 1, tl.minimum(left, BLOCK_M), mask=left > 0)
+        tl.store(counters_ptr + block, tl.zeros([T_BLOCK], tl.int32), mask=left > 0)
     if expert == num_experts - 1:
         tl.store(number_ptr, tl.sum(blocks, axis=0))
+        tl.store(counters_ptr + bound + tl.arange(0, 2), tl.zeros([2], tl.int32))
