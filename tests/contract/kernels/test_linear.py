@@ -104,6 +104,21 @@ def test_a_gated_layer_is_a_product_and_an_activation_to_the_bit(
         assert torch.equal(implementation.gated_linear(x, packed, bias, activation), expected)
 
 
+@pytest.mark.parametrize(("dtype", "weight_dtype"), FORMATS)
+def test_a_norm_after_a_product_is_both_in_a_row(
+    implementation: Implementation, dtype: torch.dtype, weight_dtype: torch.dtype
+) -> None:
+    packed = implementation.pack_linear(*_weight(96, 64, weight_dtype))
+    weight, bias = random(96, dtype=dtype, seed=4), random(96, dtype=dtype, seed=3)
+    for tokens in (1, 40):
+        x, residual = random(tokens, 64, dtype=dtype), random(tokens, 96, dtype=dtype, seed=5)
+        product = implementation.linear(x, packed, bias)
+        want, total = implementation.fused_add_rms_norm(product, residual.clone(), weight, 1e-6)
+        got, same = implementation.linear_add_rms_norm(x, packed, bias, residual, weight, 1e-6)
+        assert same is residual
+        assert torch.equal(got, want) and torch.equal(residual, total)
+
+
 def test_float16_runs_too(implementation: Implementation) -> None:
     x = random(3, 64, dtype=torch.float16)
     for weight_dtype in (torch.float16, torch.int8):

@@ -42,8 +42,20 @@ def _gated_linear(found: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
     return gated_linear
 
 
+def _linear_add_rms_norm(found: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
+    linear, add_norm = found["linear"], found["fused_add_rms_norm"]
+
+    def linear_add_rms_norm(x: Any, packed: Any, bias: Any, *norm: Any, **options: Any) -> Any:
+        return add_norm(linear(x, packed, bias), *norm, **options)
+
+    return linear_add_rms_norm
+
+
 # Ops that are others in a row where a platform has nothing better: op -> (file, composition).
-COMPOSED_OPS = {"gated_linear": ("linear", _gated_linear)}
+COMPOSED_OPS = {
+    "gated_linear": ("linear", _gated_linear),
+    "linear_add_rms_norm": ("linear", _linear_add_rms_norm),
+}
 
 _PACKAGE = __name__.rpartition(".")[0]
 

@@ -12,7 +12,8 @@ AssertionError of the caller; only user-visible choices raise ValueError.
 
 ``into`` is the packed weight of the one product that reads an op's result, where nothing else reads
 it. A platform may then return what that product would make of it first (``QuantizedTokens``): the
-product comes out the same, but for the order of a norm's sum of squares.
+product comes out the same, but for the order of a norm's sum of squares. Or it leaves a norm's last
+step to the product (``UnscaledToken``), which rounds at another place.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from xllm.hardware.kernels import binding, reference
-from xllm.hardware.kernels.quantized import QuantizedTokens
+from xllm.hardware.kernels.tokens import QuantizedTokens, Tokens
 
 # The last is not act(gate) * up: with gate <= 7 and -7 <= up <= 7, both clamped first, it is
 # gate * sigmoid(1.702 * gate) * (up + 1).
@@ -31,7 +32,7 @@ ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "clamped_swiglu")
 
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, into: Any = None
-) -> Tensor | QuantizedTokens:
+) -> Tokens:
     """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` in float32, rounded once.
 
     Args:
@@ -53,7 +54,7 @@ def fused_add_rms_norm(
     eps: float,
     offset: float = 0.0,
     into: Any = None,
-) -> tuple[Tensor | QuantizedTokens, Tensor]:
+) -> tuple[Tokens, Tensor]:
     """``residual += x`` in place (rounded to its dtype), then ``rms_norm(residual)``.
 
     Args:
@@ -224,7 +225,7 @@ def pack_linear(weight: Tensor, scale: Tensor | None = None) -> Any:
     return reference.pack_linear(weight, scale)
 
 
-def linear(x: Tensor | QuantizedTokens, packed: Any, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tokens, packed: Any, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias``: x (T, K), bias (N,) -> (T, N) in the dtype of ``x``.
 
     With a float8 weight, a platform may round each row of ``x`` to float8 as well, at a scale per
@@ -235,7 +236,7 @@ def linear(x: Tensor | QuantizedTokens, packed: Any, bias: Tensor | None = None)
 
 
 def gated_linear(
-    x: Tensor | QuantizedTokens,
+    x: Tokens,
     packed: Any,
     bias: Tensor | None,
     activation: str,
@@ -249,6 +250,23 @@ def gated_linear(
         ValueError: ``activation`` is not one of ``ACTIVATIONS``.
     """
     return act_and_mul(linear(x, packed, bias), activation, into)
+
+
+def linear_add_rms_norm(
+    x: Tokens,
+    packed: Any,
+    bias: Tensor | None,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    into: Any = None,
+) -> tuple[Tokens, Tensor]:
+    """``fused_add_rms_norm(linear(x, packed, bias), residual, weight, eps, offset, into)``.
+
+    ``residual`` comes out the same to the bit.
+    """
+    return fused_add_rms_norm(linear(x, packed, bias), residual, weight, eps, offset, into)
 
 
 def route(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from xllm.hardware.kernels import ops
-from xllm.hardware.kernels.quantized import QuantizedTokens
+from xllm.hardware.kernels.tokens import QuantizedTokens, Tokens
 from xllm.modeling.layers.target import Target
 from xllm.modeling.quantization.base import QuantMethod
 
@@ -83,7 +83,7 @@ class Linear(nn.Module):
         """``into`` of the op that makes this layer's input; adapters read the plain input too."""
         return self.packed if self.adapters is None else None
 
-    def forward(self, x: Tensor | QuantizedTokens) -> Tensor:
+    def forward(self, x: Tokens) -> Tensor:
         out = self.method.apply(self, x)
         if self.adapters is None:
             return out
@@ -144,9 +144,7 @@ class GateUpLinear(Linear):
             shards=(("gate_proj", intermediate_size), ("up_proj", intermediate_size)),
         )
 
-    def gated(
-        self, x: Tensor | QuantizedTokens, activation: str, reader: Linear
-    ) -> Tensor | QuantizedTokens:
+    def gated(self, x: Tokens, activation: str, reader: Linear) -> Tensor | QuantizedTokens:
         """x (T, K) -> activation(gate) * up (T, N / 2), which ``reader`` alone reads."""
         if self.adapters is not None:
             return ops.act_and_mul(self(x), activation, reader.into)

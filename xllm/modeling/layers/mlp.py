@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from xllm.hardware.kernels.quantized import QuantizedTokens
+from xllm.hardware.kernels.tokens import Tokens
 from xllm.modeling.layers.linear import GateUpLinear, Linear
+from xllm.modeling.layers.norm import RMSNorm
 from xllm.modeling.quantization.base import QuantMethod
 
 
@@ -37,7 +38,13 @@ class GatedMLP(nn.Module):
         """The one layer that reads the block's input."""
         return self.gate_up_proj
 
-    def forward(self, x: Tensor | QuantizedTokens) -> Tensor:
-        gated = self.gate_up_proj.gated(x, self.activation, self.down_proj)
-        out: Tensor = self.down_proj(gated)
+    def forward(self, x: Tokens) -> Tensor:
+        out: Tensor = self.down_proj(self._gated(x))
         return out
+
+    def add_norm(self, x: Tokens, residual: Tensor, norm: RMSNorm) -> tuple[Tokens, Tensor]:
+        """``norm.add(self(x), residual)``."""
+        return norm.add_product(self.down_proj, self._gated(x), residual)
+
+    def _gated(self, x: Tokens) -> Tokens:
+        return self.gate_up_proj.gated(x, self.activation, self.down_proj)

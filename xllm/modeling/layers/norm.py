@@ -1,4 +1,4 @@
-"""RMS normalization, alone and fused with the residual addition before it."""
+"""RMS normalization, alone and fused with what comes before it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,32 @@ import torch
 from torch import Tensor, nn
 
 from xllm.hardware.kernels import ops
-from xllm.hardware.kernels.quantized import QuantizedTokens
+from xllm.hardware.kernels.tokens import Tokens
 from xllm.modeling.layers.linear import Linear
 from xllm.modeling.layers.target import Target
 
 
 class RMSNorm(nn.Module):
-    """``x / rms(x) * (offset + weight)``, computed in float32. Gemma's offset is 1, else 0."""
+    """``x / rms(x) * (offset + weight)``, computed in float32. Gemma's offset is 1, else 0.
 
-    def __init__(self, size: int, eps: float, *, offset: float = 0.0, dtype: torch.dtype) -> None:
+    Args:
+        reader: the one layer that reads the result, which then comes as that layer wants it, or
+            None. Owned by the caller.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        *,
+        offset: float = 0.0,
+        dtype: torch.dtype,
+        reader: Linear | None = None,
+    ) -> None:
         super().__init__()
         self.eps = eps
         self.offset = offset
+        self._reader = (reader,)  # in a tuple, so that it is no module of this one
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype), False)
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
@@ -33,12 +47,23 @@ class RMSNorm(nn.Module):
     def after_load(self) -> None:
         pass
 
-    def forward(self, x: Tensor, reader: Linear | None = None) -> Tensor | QuantizedTokens:
-        """(T, H) -> (T, H), as ``reader`` wants it if nothing else reads it."""
-        into = None if reader is None else reader.into
-        return ops.rms_norm(x, self.weight, self.eps, self.offset, into)
+    def forward(self, x: Tensor) -> Tokens:
+        """(T, H) -> (T, H)."""
+        return ops.rms_norm(x, self.weight, self.eps, self.offset, self._into)
 
-    def add(self, x: Tensor, residual: Tensor, reader: Linear | None = None) -> tuple[Any, Tensor]:
-        """``residual += x`` in place; returns the normalized sum, for ``reader``, and the sum."""
-        into = None if reader is None else reader.into
-        return ops.fused_add_rms_norm(x, residual, self.weight, self.eps, self.offset, into)
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tokens, Tensor]:
+        """``residual += x`` in place; returns the normalized sum and the sum."""
+        return ops.fused_add_rms_norm(x, residual, self.weight, self.eps, self.offset, self._into)
+
+    def add_product(self, layer: Linear, x: Tokens, residual: Tensor) -> tuple[Tokens, Tensor]:
+        """``add(layer(x), residual)``, for a platform to make one of."""
+        if layer.adapters is not None:
+            return self.add(layer(x), residual)
+        return ops.linear_add_rms_norm(
+            x, layer.packed, layer.bias, residual, self.weight, self.eps, self.offset, self._into
+        )
+
+    @property
+    def _into(self) -> Any:
+        (reader,) = self._reader
+        return None if reader is None else reader.into

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xllm.hardware.kernels.quantized import QuantizedTokens
+from xllm.hardware.kernels.tokens import Tokens
 from xllm.modeling.attention.base import ForwardContext
 from xllm.modeling.layers.attention import Attention
 from xllm.modeling.layers.embedding import Embedding, Head
@@ -65,16 +65,29 @@ class SelfAttention(nn.Module):
             k_norm=self.k_norm,
         )
 
-    def forward(
-        self, x: Tensor | QuantizedTokens, positions: Tensor, context: ForwardContext
-    ) -> Tensor:
-        out: Tensor = self.o_proj(self.attn(self.qkv_proj(x), positions, context))
+    def forward(self, x: Tokens, positions: Tensor, context: ForwardContext) -> Tensor:
+        out: Tensor = self.o_proj(self._heads(x, positions, context))
+        return out
+
+    def add_norm(
+        self,
+        x: Tokens,
+        residual: Tensor,
+        norm: RMSNorm,
+        positions: Tensor,
+        context: ForwardContext,
+    ) -> tuple[Tokens, Tensor]:
+        """``norm.add(self(x, ...), residual)``."""
+        return norm.add_product(self.o_proj, self._heads(x, positions, context), residual)
+
+    def _heads(self, x: Tokens, positions: Tensor, context: ForwardContext) -> Tensor:
+        out: Tensor = self.attn(self.qkv_proj(x), positions, context)
         return out
 
 
 class DecoderLayer(nn.Module):
-    """One block. Takes and returns the normalized branch and the residual stream apart, so that
-    each residual addition is fused with the norm after it."""
+    """One block. Its first norm belongs to it, but is computed before it, so that each residual
+    addition is fused with the norm after it and the product before it."""
 
     def __init__(
         self,
@@ -85,18 +98,26 @@ class DecoderLayer(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.input_layernorm = norm(config, dtype)
-        self.self_attn = SelfAttention(config, layer_id, rotary, method, dtype)
-        self.post_attention_layernorm = norm(config, dtype)
-        self.mlp = mlp(config, layer_id, method, dtype)
+        attention = SelfAttention(config, layer_id, rotary, method, dtype)
+        feed_forward = mlp(config, layer_id, method, dtype)
+        self.input_layernorm = norm(config, dtype, reader=attention.qkv_proj)
+        self.self_attn = attention
+        self.post_attention_layernorm = norm(config, dtype, reader=feed_forward.reader)
+        self.mlp = feed_forward
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, positions: Tensor, context: ForwardContext
-    ) -> tuple[Tensor, Tensor]:
-        x, residual = enter(self.input_layernorm, x, residual, self.self_attn.qkv_proj)
-        x = self.self_attn(x, positions, context)
-        x, residual = self.post_attention_layernorm.add(x, residual, self.mlp.reader)
-        return self.mlp(x), residual
+        self,
+        x: Tokens,
+        residual: Tensor,
+        following: RMSNorm,
+        positions: Tensor,
+        context: ForwardContext,
+    ) -> tuple[Tokens, Tensor]:
+        """The normalized input and the residual stream (T, H) -> the new stream, and ``following``
+        of it: the norm of the next block, or the last."""
+        after = self.post_attention_layernorm
+        x, residual = self.self_attn.add_norm(x, residual, after, positions, context)
+        return self.mlp.add_norm(x, residual, following)
 
 
 class Decoder(nn.Module):
@@ -122,11 +143,13 @@ class Decoder(nn.Module):
         )
         self.norm = norm(config, dtype)
         kinds = [
-            (i == 0, window, rope, i in config.dense_layers)
+            (window, rope, i in config.dense_layers)
             for i, (window, rope) in enumerate(zip(config.windows, config.ropes, strict=True))
         ]
-        # One layer of each kind: together they launch what all layers launch.
-        self._samples = sorted(kinds.index(kind) for kind in set(kinds))
+        # One layer of each kind, and another after it as well as the last norm: together they
+        # launch what all layers launch.
+        samples = sorted(kinds.index(kind) for kind in set(kinds))
+        self._samples = [*samples, samples[-1]]
 
     def forward(
         self,
@@ -136,11 +159,13 @@ class Decoder(nn.Module):
         *,
         rehearsal: bool = False,
     ) -> Tensor:
-        x, residual = self.embed_tokens(input_ids), None
-        for layer in [self.layers[i] for i in self._samples] if rehearsal else self.layers:
-            x, residual = layer(x, residual, positions, context)
-        assert residual is not None
-        return self.norm.add(x, residual)[0]
+        layers = [self.layers[i] for i in self._samples] if rehearsal else list(self.layers)
+        residual = self.embed_tokens(input_ids)
+        norms: list[Any] = [*(layer.input_layernorm for layer in layers), self.norm]
+        x = norms[0](residual)
+        for layer, following in zip(layers, norms[1:], strict=True):
+            x, residual = layer(x, residual, following, positions, context)
+        return x
 
 
 class CausalLM(nn.Module):
@@ -197,10 +222,15 @@ class CausalLM(nn.Module):
         return logits.float().div_(cap).tanh_().mul_(cap) if cap else logits
 
 
-def norm(config: DecoderConfig, dtype: torch.dtype, size: int | None = None) -> RMSNorm:
+def norm(
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    size: int | None = None,
+    reader: Linear | None = None,
+) -> RMSNorm:
     """The family's RMS norm over the hidden size, or over ``size``."""
     size = config.hidden_size if size is None else size
-    return RMSNorm(size, config.rms_norm_eps, offset=config.norm_offset, dtype=dtype)
+    return RMSNorm(size, config.rms_norm_eps, offset=config.norm_offset, dtype=dtype, reader=reader)
 
 
 def mlp(
@@ -224,13 +254,3 @@ def mlp(
         method=method,
         dtype=dtype,
     )
-
-
-def enter(
-    layernorm: RMSNorm, x: Tensor, residual: Tensor | None, reader: Linear
-) -> tuple[Any, Tensor]:
-    """A block's first norm, for ``reader``. The first block starts the residual stream with the
-    embedding."""
-    if residual is None:
-        return layernorm(x, reader), x
-    return layernorm.add(x, residual, reader)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from xllm.hardware.kernels.quantized import QuantizedTokens
+    from xllm.hardware.kernels.tokens import Tokens
     from xllm.modeling.layers.linear import Linear
 
 
@@ -32,7 +32,7 @@ class QuantMethod(Protocol):
         """Pack for the platform into ``layer.packed`` and free the unpacked storage."""
         ...
 
-    def apply(self, layer: Linear, x: Tensor | QuantizedTokens) -> Tensor:
+    def apply(self, layer: Linear, x: Tokens) -> Tensor:
         """``x (T, K) -> (T, N)`` including the bias."""
         ...
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from xllm.hardware.kernels import ops
-from xllm.hardware.kernels.quantized import QuantizedTokens
+from xllm.hardware.kernels.tokens import Tokens
 from xllm.modeling.layers.linear import Linear
 from xllm.modeling.quantization import unquantized
 from xllm.modeling.quantization.base import QuantMethod
@@ -42,7 +42,7 @@ class Method:
         layer.packed = ops.pack_linear(layer.weight, layer.scale)
         del layer.weight, layer.scale
 
-    def apply(self, layer: Linear, x: Tensor | QuantizedTokens) -> Tensor:
+    def apply(self, layer: Linear, x: Tokens) -> Tensor:
         return ops.linear(x, layer.packed, layer.bias)
 
     def for_head(self) -> QuantMethod:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from xllm.hardware.kernels.quantized import QuantizedTokens
+from xllm.hardware.kernels.tokens import Tokens
 from xllm.modeling.layers.linear import Linear
 from xllm.modeling.quantization import fp8, fp8_block, unquantized
 from xllm.modeling.quantization.base import QuantMethod
@@ -44,7 +44,7 @@ class Method:
         layer.method = layer.stored_as
         layer.method.after_load(layer)
 
-    def apply(self, layer: Linear, x: Tensor | QuantizedTokens) -> Tensor:
+    def apply(self, layer: Linear, x: Tokens) -> Tensor:
         raise AssertionError("the layer was not loaded")
 
     def for_head(self) -> QuantMethod:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from xllm.hardware.kernels import ops
-from xllm.hardware.kernels.quantized import QuantizedTokens
+from xllm.hardware.kernels.tokens import Tokens
 from xllm.modeling.layers.linear import Linear
 
 
@@ -25,7 +25,7 @@ class Method:
         layer.packed = ops.pack_linear(layer.weight)
         del layer.weight
 
-    def apply(self, layer: Linear, x: Tensor | QuantizedTokens) -> Tensor:
+    def apply(self, layer: Linear, x: Tokens) -> Tensor:
         return ops.linear(x, layer.packed, layer.bias)
 
     def for_head(self) -> Method:

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xllm.hardware.kernels import reference
-from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.hardware.kernels.reference.fp8 import dequantize_tokens
 from xllm.hardware.kernels.reference.fp8 import quantize_tokens as reference_quantize
+from xllm.hardware.kernels.tokens import QuantizedTokens
 from xllm.hardware.kernels.triton import fp8, fp8_block
 from xllm.hardware.kernels.triton.activation import act_and_mul
 from xllm.hardware.kernels.triton.fp8 import quantize_tokens, scale_width

@@ -7,9 +7,16 @@ import torch
 from torch import Tensor
 
 from xllm.hardware.kernels.reference.linear import dequantize_weight
+from xllm.hardware.kernels.tokens import UnscaledToken
 from xllm.hardware.kernels.triton.activation import act_and_mul
-from xllm.hardware.kernels.triton.linear import gated_linear, linear, pack_linear
-from xllm.hardware.kernels.triton.matvec import MatvecTile, matvec
+from xllm.hardware.kernels.triton.linear import (
+    gated_linear,
+    linear,
+    linear_add_rms_norm,
+    pack_linear,
+)
+from xllm.hardware.kernels.triton.matvec import MatvecTile, Norm, matvec, matvec_add_norm
+from xllm.hardware.kernels.triton.norm import fused_add_rms_norm
 
 FP8 = torch.float8_e4m3fn
 # Whole rows, parts of rows, rows that end within a tile.
@@ -128,3 +135,78 @@ def test_every_8_bit_weight_is_widened_exactly(device) -> None:
         one.zero_()[0, at] = 1.0
         actual = matvec(one, weight, torch.ones(16, device=device), None)
         assert torch.equal(actual[0].float(), weight[:, at].float())
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tile", [*TILES, None], ids=str)
+def test_a_norm_between_two_products(kind: str, dtype: torch.dtype, tile, device) -> None:
+    """The first product leaves more parts of the sum than the second loads at a time."""
+    hidden, eps, offset = 304, 0.1, 1.0
+    x = torch.randn(1, 360, device=device).to(dtype)
+    residual = torch.randn(1, hidden, device=device).to(dtype)
+    norm_weight = torch.randn(hidden, device=device).to(dtype)
+    first, first_scale = weights(kind, hidden, 360, dtype, device)
+    bias = torch.randn(hidden, device=device).to(dtype)
+    total = residual + matvec(x, first, first_scale, bias, tile=tile)
+    token = matvec_add_norm(
+        x, first, first_scale, bias, Norm(residual, norm_weight, eps, offset), tile
+    )
+    if dtype == torch.float32 or device.type == "cuda":
+        assert torch.equal(residual, total)
+    assert_close(residual, total.double())
+    total = residual
+    mean = total.double().square().mean()
+    torch.testing.assert_close(token.squares.double().sum() / hidden, mean, rtol=1e-5, atol=0)
+    wide = total.double() * (norm_weight.double() + offset)
+    assert_close(token.values, wide)
+
+    normalized = token.values.double() / (mean + eps).sqrt()
+    second, second_scale = weights(kind, 36, hidden, dtype, device)
+    bias = torch.randn(36, device=device).to(dtype)
+    want = expected(normalized, second, second_scale, bias)
+    assert_close(matvec(token, second, second_scale, bias, tile=tile), want)
+    gates = expected(normalized / 16, second, second_scale, bias)
+    token = UnscaledToken(token.values / 16, token.squares, eps)
+    actual = matvec(token, second, second_scale, bias, "silu", tile)
+    want = act_and_mul(gates.to(dtype), "silu")
+    assert isinstance(want, Tensor)
+    limit = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    assert (actual.float() - want.float()).norm() <= limit * want.float().norm()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "read"),
+    [(1, torch.float32, False), (1, torch.float16, True), (2, torch.float32, True)],
+)
+def test_a_norm_is_a_kernel_of_its_own(tokens: int, dtype, read: bool, device) -> None:
+    """Where other things read it, its values may be too large, or there are more tokens."""
+    x, residual = (torch.randn(tokens, 64, device=device).to(dtype) for _ in range(2))
+    packed = pack_linear(torch.randn(64, 64, device=device).to(dtype))
+    weight = torch.ones(64, device=device, dtype=dtype)
+    want, total = fused_add_rms_norm(linear(x, packed), residual.clone(), weight, 1e-6)
+    actual, residual = linear_add_rms_norm(
+        x, packed, None, residual, weight, 1e-6, into=packed if read else None
+    )
+    assert isinstance(actual, Tensor) and isinstance(want, Tensor)
+    assert torch.equal(actual, want) and torch.equal(residual, total)
+
+
+def test_the_reader_of_an_unscaled_token_may_be_any_product(device) -> None:
+    x, residual = (torch.randn(1, 64, device=device) for _ in range(2))
+    packed = pack_linear(torch.randn(64, 64, device=device))
+    weight = torch.rand(64, device=device)
+    plain, total = fused_add_rms_norm(linear(x, packed), residual.clone(), weight, 1e-6)
+    assert isinstance(plain, Tensor)
+    token, residual = linear_add_rms_norm(x, packed, None, residual, weight, 1e-6, into=packed)
+    assert isinstance(token, UnscaledToken) and token.shape == plain.shape
+    torch.testing.assert_close(linear(token, packed), linear(plain, packed))
+    torch.testing.assert_close(
+        gated_linear(token, packed, None, "silu"), gated_linear(plain, packed, None, "silu")
+    )
+    for left, right in zip(
+        linear_add_rms_norm(token, packed, None, residual.clone(), weight, 1e-6),
+        linear_add_rms_norm(plain, packed, None, total.clone(), weight, 1e-6),
+        strict=True,
+    ):
+        torch.testing.assert_close(left, right)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from xllm.hardware.kernels.quantized import QuantizedTokens
+from xllm.hardware.kernels.tokens import QuantizedTokens
 
 _MAX = 448.0
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from xllm.hardware.kernels.quantized import QuantizedTokens
+from xllm.hardware.kernels.tokens import QuantizedTokens
 from xllm.hardware.kernels.triton.fp8 import empty_tokens, scale_width, store_quantized
 from xllm.hardware.kernels.triton.launch import (
     allow_consumers,

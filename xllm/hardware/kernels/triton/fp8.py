@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from xllm.hardware.kernels.quantized import QuantizedTokens
+from xllm.hardware.kernels.tokens import QuantizedTokens
 from xllm.hardware.kernels.triton.launch import (
     allow_consumers,
     allow_consumers_of_few,

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from xllm.hardware.kernels.quantized import QuantizedTokens
+from xllm.hardware.kernels.tokens import QuantizedTokens
 from xllm.hardware.kernels.triton.fp8 import (
     BLOCK,
     MAX_STREAMED_FP8_TOKENS,

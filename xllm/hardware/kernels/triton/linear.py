@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from xllm.hardware.kernels.quantized import QuantizedTokens
 from xllm.hardware.kernels.reference.linear import SCALED_DTYPES, dequantize_weight
+from xllm.hardware.kernels.tokens import QuantizedTokens, Tokens, UnscaledToken
 from xllm.hardware.kernels.triton.activation import KINDS, act_and_mul, gated
 from xllm.hardware.kernels.triton.fp8 import (
     FP8,
@@ -37,7 +37,8 @@ from xllm.hardware.kernels.triton.launch import (
     upcast_dots,
     wait_for_producers,
 )
-from xllm.hardware.kernels.triton.matvec import matvec
+from xllm.hardware.kernels.triton.matvec import Norm, matvec, matvec_add_norm
+from xllm.hardware.kernels.triton.norm import fused_add_rms_norm
 from xllm.hardware.kernels.triton.packed import PackedLinear
 from xllm.hardware.kernels.triton.split_k import arrives_last, sum_of_shares
 
@@ -66,8 +67,10 @@ def pack_linear(weight: Tensor, scale: Tensor | None = None) -> PackedLinear:
     return PackedLinear(weight.contiguous(), scale)
 
 
-def linear(x: Tensor | QuantizedTokens, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tokens, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
     """See ``ops.linear``."""
+    if isinstance(x, UnscaledToken):
+        return matvec(x, packed.weight, packed.scale, bias)
     tokens, weight, scale = x.shape[0], packed.weight, packed.scale
     if isinstance(x, Tensor) and (width := scale_width(packed, tokens, x.dtype)):
         x = quantize_tokens(x, width)
@@ -96,7 +99,7 @@ def _linear(x: Tensor, packed: PackedLinear, bias: Tensor | None) -> Tensor:
 
 
 def gated_linear(
-    x: Tensor | QuantizedTokens,
+    x: Tokens,
     packed: PackedLinear,
     bias: Tensor | None,
     activation: str,
@@ -114,10 +117,32 @@ def gated_linear(
         or scale_width(into, tokens, x.dtype)
     ):
         return act_and_mul(linear(x, packed, bias), activation, into)
-    if tokens == 1:
+    if tokens == 1 or isinstance(x, UnscaledToken):
         return matvec(x, packed.weight, packed.scale, bias, activation)
     tile = choose_tile(tokens, packed.weight, num_multiprocessors(x.device))
     return stream_linear(x, packed, bias, tile, activation=activation)
+
+
+def linear_add_rms_norm(
+    x: Tokens,
+    packed: PackedLinear,
+    bias: Tensor | None,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    into: Any = None,
+) -> tuple[Tokens, Tensor]:
+    """See ``ops.linear_add_rms_norm``. The reader of one token finishes its norm.
+
+    Values without that last step can be too large for float16.
+    """
+    if x.shape[0] != 1 or not isinstance(into, PackedLinear) or x.dtype == torch.float16:
+        x = linear(x, packed, bias)
+        return fused_add_rms_norm(x, residual, weight, eps, offset, into)
+    assert not isinstance(x, QuantizedTokens)
+    norm = Norm(residual, weight, eps, offset)
+    return matvec_add_norm(x, packed.weight, packed.scale, bias, norm), residual
 
 
 def choose_tile(tokens: int, weight: Tensor, num_sms: int) -> StreamTile:

@@ -4,8 +4,12 @@ Grid: (tile of rows,). A program owns whole rows; it requests their first tile, 
 their biases before it waits for its input, as ``linear`` explains. Gates and the outputs that they
 gate are two tiles, which one reduction sums.
 
+An RMS norm between two products needs no kernel. The product before it adds its outputs to the
+residual, multiplies the sums by the norm's weight and leaves the sum of squares of each program's
+part; the product after it sums those beside its own rows and divides what comes out.
+
 FP8 weights are read as 64-bit words of eight, so that a thread has the activations of its weights
-without an exchange. Each is widened, exactly, and multiplied in float32.
+without an exchange, in one load. Each is widened, exactly, and multiplied in float32.
 
 Rows longer than a tile: with one stage the next tile is loaded into registers while one is
 multiplied, with more stages through shared memory.
@@ -20,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from xllm.hardware.kernels.tokens import UnscaledToken
 from xllm.hardware.kernels.triton.activation import KINDS, gated
 from xllm.hardware.kernels.triton.fp8 import BLOCK, FP8
 from xllm.hardware.kernels.triton.launch import (
@@ -43,8 +48,18 @@ class MatvecTile:
     num_stages: int = 1
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Norm:
+    """The residual addition and the norm after a product."""
+
+    residual: Tensor  # (1, N), contiguous, takes the sum
+    weight: Tensor  # (N,)
+    eps: float
+    offset: float
+
+
 def matvec(
-    x: Tensor,
+    x: Tensor | UnscaledToken,
     weight: Tensor,
     scale: Tensor | None,
     bias: Tensor | None,
@@ -59,6 +74,35 @@ def matvec(
         activation: of the gates, which are the first half of the outputs; one of ``KINDS``.
         tile: by rule unless given.
     """
+    return _matvec(x, weight, scale, bias, activation, None, tile)[0]
+
+
+def matvec_add_norm(
+    x: Tensor | UnscaledToken,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    norm: Norm,
+    tile: MatvecTile | None = None,
+) -> UnscaledToken:
+    """The norm of ``norm.residual += matvec(x, weight, scale, bias)``, but for its last step."""
+    values, squares = _matvec(x, weight, scale, bias, None, norm, tile)
+    assert squares is not None
+    return UnscaledToken(values, squares, norm.eps)
+
+
+def _matvec(
+    x: Tensor | UnscaledToken,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    activation: str | None,
+    norm: Norm | None,
+    tile: MatvecTile | None,
+) -> tuple[Tensor, Tensor | None]:
+    """The result and, with ``norm``, sums of squares of the new residual by program."""
+    squares, eps = (x.squares, x.eps) if isinstance(x, UnscaledToken) else (None, 0.0)
+    x = x.values if isinstance(x, UnscaledToken) else x
     outputs, inputs = weight.shape
     assert x.stride(1) == 1
     by_block = scale is not None and scale.dim() == 2
@@ -73,16 +117,27 @@ def matvec(
     # Rows of a tile share their scales.
     assert not by_block or (BLOCK % rows == 0 and (halves == 1 or outputs % rows == 0))
     out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
+    programs = triton.cdiv(outputs, rows)
+    new_squares = None
+    if norm is not None:
+        assert norm.residual.is_contiguous() and norm.residual.shape == out.shape
+        new_squares = torch.empty(programs, dtype=torch.float32, device=x.device)
     kernel, unit = _matvec_kernel, 1
     if words:
         kernel, unit = _words_kernel, _WORD
         x, weight = x.view(torch.int64), weight.view(torch.int64)
-    kernel[(triton.cdiv(outputs, rows),)](
+    kernel[(programs,)](
         x,
+        squares,
         weight,
         scale,
         bias,
         out,
+        norm.residual if norm else None,
+        norm.weight if norm else None,
+        new_squares,
+        eps,
+        norm.offset if norm else 0.0,
         outputs,
         inputs // unit,
         KIND=-1 if activation is None else KINDS[activation],
@@ -90,6 +145,7 @@ def matvec(
         RUN=BLOCK // unit if by_block else 0,
         ROWS=rows,
         BLOCK_K=tile.block_k // unit,
+        PARTS=0 if squares is None else squares.numel(),
         TILES=triton.cdiv(inputs, tile.block_k),
         EVEN=inputs % tile.block_k == 0,
         STAGES=tile.num_stages,
@@ -98,7 +154,7 @@ def matvec(
         num_stages=tile.num_stages,
         **pdl_options(x.device),
     )
-    return out
+    return out, new_squares
 
 
 def choose_tile(outputs: int, inputs: int, words: bool, by_block: bool, num_sms: int) -> MatvecTile:
@@ -110,13 +166,11 @@ def choose_tile(outputs: int, inputs: int, words: bool, by_block: bool, num_sms:
     """
     row = triton.next_power_of_2(inputs)
     if words:
-        if by_block:
-            return MatvecTile(4, 2048, num_warps=2) if inputs > 4096 else MatvecTile(4, row)
-        if inputs > 4096:
-            return MatvecTile(4, 4096)
-        if outputs <= 64 * num_sms:  # one wave: what the registers of all programs hold
-            return MatvecTile(8, min(row, 2048))
-        return MatvecTile(2, row, num_warps=2)
+        if not by_block and inputs <= 4096 and outputs > 32 * num_sms:
+            if outputs <= 64 * num_sms:  # whole rows, all of them requested before the wait
+                return MatvecTile(4, row)
+            return MatvecTile(4, min(row, 2048), num_warps=2)
+        return MatvecTile(8, min(row, 2048))
     if inputs <= 4096 and outputs * inputs < 1 << 24 and outputs <= 40 * num_sms:
         # Whole rows, so that all of a small weight is requested before the wait. Two warps
         # where four would not all be resident, or would own a part of a row beyond its end.
@@ -127,6 +181,8 @@ def choose_tile(outputs: int, inputs: int, words: bool, by_block: bool, num_sms:
         return MatvecTile(4, 2048, num_stages=3)
     if inputs <= 1024 and outputs <= 1 << 14:
         return MatvecTile(4, 1024)
+    if 1024 < inputs <= 4096:
+        return MatvecTile(4, 1024, num_stages=4)
     return MatvecTile(8, 1024, num_stages=4 if outputs > 4096 else 3)
 
 
@@ -195,8 +251,9 @@ def _load_x(x_ptr, k, width, UNIT: tl.constexpr, EVEN: tl.constexpr):
         first = tl.load(x_ptr + k, mask=mask, other=other).to(tl.float32)
         second = first
     else:
-        first = tl.load(x_ptr + 2 * k, mask=mask, other=other)
-        second = tl.load(x_ptr + 2 * k + 1, mask=mask, other=other)
+        pairs = 2 * k[:, None] + tl.arange(0, 2)[None, :]
+        mask = None if EVEN else pairs < 2 * width
+        first, second = tl.split(tl.load(x_ptr + pairs, mask=mask, other=other))
     return first[None, :], second[None, :]
 
 
@@ -244,12 +301,23 @@ def _add_pairs(a, b, c, d):
     return a + c, b + d
 
 
+@triton.jit
+def _add_triples(a, b, c, d, e, f):
+    return a + d, b + e, c + f
+
+
 def _kernel(
     x_ptr,  # (K,), of words (K / 4,)
+    squares_ptr,  # (PARTS,) float32, whose sum is that of the squares that scale x; or None
     weight_ptr,  # (N, K), of words (N, K / 8)
     scale_ptr,  # float32 (N,) or, with RUN, (N / 128, K / 128); or None
     bias_ptr,  # (N,) or None
     out_ptr,  # (outputs,)
+    residual_ptr,  # (outputs,), which takes the sum whose norm is the output; or None
+    norm_ptr,  # (outputs,) weight of that norm
+    new_squares_ptr,  # float32, one of each program
+    eps,  # of the norm that scales x
+    offset,  # of the output's
     outputs,  # N, gated N / 2
     width,  # elements of a row
     KIND: tl.constexpr,  # of the activation of gates, -1 without them
@@ -257,6 +325,7 @@ def _kernel(
     RUN: tl.constexpr,  # elements that share a scale, 0 for a row
     ROWS: tl.constexpr,  # outputs of a program
     BLOCK_K: tl.constexpr,  # elements
+    PARTS: tl.constexpr,
     TILES: tl.constexpr,  # of BLOCK_K in a row
     EVEN: tl.constexpr,  # they end where the row does
     STAGES: tl.constexpr,
@@ -291,7 +360,17 @@ def _kernel(
         bias = tl.load(bias_ptr + safe_n).to(tl.float32)
         if GATED:
             up_bias = tl.load(bias_ptr + outputs + safe_n).to(tl.float32)
+    if norm_ptr is not None:
+        norm_weight = tl.load(norm_ptr + safe_n).to(tl.float32) + offset
     wait_for_producers(PDL)
+    if squares_ptr is not None:
+        squares = tl.load(squares_ptr + k, mask=k < PARTS, other=0.0)
+        for at in tl.static_range(BLOCK_K, PARTS, BLOCK_K):
+            part = at + k
+            squares += tl.load(squares_ptr + part, mask=part < PARTS, other=0.0)
+        squares = tl.broadcast_to(squares[None, :], [ROWS, BLOCK_K])
+    if residual_ptr is not None:
+        residual = tl.load(residual_ptr + safe_n).to(tl.float32)
 
     CARRIED: tl.constexpr = STAGES == 1 and TILES > 1
     if CARRIED:
@@ -328,13 +407,25 @@ def _kernel(
                 scales = _load_scales(up_scale_row, kk, runs, RUN)
                 up += _multiply(w, scales, x, dtype, UNIT, RUN, INTERPRETED)
 
-    if GATED:
-        if INTERPRETED:  # it takes minutes over a pair
-            y, up = tl.sum(y, axis=1), tl.sum(up, axis=1)
-        else:
-            y, up = tl.reduce((y, up), 1, _add_pairs)
+    if INTERPRETED:  # it takes minutes over tuples
+        y = tl.sum(y, axis=1)
+        if GATED:
+            up = tl.sum(up, axis=1)
+        if squares_ptr is not None:
+            squares = tl.sum(squares, axis=1)
+    elif GATED and squares_ptr is not None:
+        y, up, squares = tl.reduce((y, up, squares), 1, _add_triples)
+    elif GATED:
+        y, up = tl.reduce((y, up), 1, _add_pairs)
+    elif squares_ptr is not None:
+        y, squares = tl.reduce((y, squares), 1, _add_pairs)
     else:
         y = tl.sum(y, axis=1)
+    if squares_ptr is not None:
+        x_scale = 1.0 / tl.sqrt(squares / (width * UNIT) + eps)
+        y *= x_scale
+        if GATED:
+            up *= x_scale
     if RUN == 0 and scale_ptr is not None:
         y *= scale
         if GATED:
@@ -345,9 +436,16 @@ def _kernel(
             up += up_bias
     if GATED:  # rounded as the product alone would be
         y = gated(y.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32), KIND)
+    if residual_ptr is not None:  # rounded as the product and the sum would be
+        new = (residual + y.to(dtype).to(tl.float32)).to(residual_ptr.dtype.element_ty)
+        tl.store(residual_ptr + n, new, mask=n < outputs)
+        y = new.to(tl.float32)
+        part_of_sum = tl.sum(tl.where(n < outputs, y * y, 0.0), axis=0)
+        tl.store(new_squares_ptr + tl.program_id(0), part_of_sum)
+        y *= norm_weight
     tl.store(out_ptr + n, y.to(dtype), mask=n < outputs)
 
 
 _matvec_kernel = triton.jit(_kernel)
 # A thread loads one word at a time: the layout in which it loads the activations.
-_words_kernel = triton.jit(_kernel, do_not_specialize_on_alignment=["weight_ptr"])
+_words_kernel = triton.jit(_kernel, do_not_specialize_on_alignment=["squares_ptr", "weight_ptr"])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from xllm.hardware.kernels.tokens import Tokens
 from xllm.modeling.layers.linear import Linear
 from xllm.modeling.layers.mlp import GatedMLP
 from xllm.modeling.layers.moe.config import ExpertsConfig
 from xllm.modeling.layers.moe.experts import BiasedExperts, Experts, Router
+from xllm.modeling.layers.norm import RMSNorm
 from xllm.modeling.quantization.base import QuantMethod
 
 
@@ -42,6 +44,10 @@ class SparseMLP(nn.Module):
     def reader(self) -> None:
         """The block's input is read by the router and the experts."""
         return None
+
+    def add_norm(self, x: Tokens, residual: Tensor, norm: RMSNorm) -> tuple[Tokens, Tensor]:
+        """``norm.add(self(x), residual)``."""
+        return norm.add(self(x), residual)
 
     def forward(self, x: Tensor) -> Tensor:
         weights, experts = self.gate(x)

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xllm.hardware.kernels.tokens import Tokens
 from xllm.modeling.attention.base import ForwardContext
+from xllm.modeling.layers.norm import RMSNorm
 from xllm.modeling.layers.rope_config import RopeConfig, parse_rope
 from xllm.modeling.layers.rotary import RotaryTable
 from xllm.modeling.models.config import DecoderConfig, decoder_config, required, sliding_layers
-from xllm.modeling.models.decoder import CausalLM, DecoderLayer, enter, norm
+from xllm.modeling.models.decoder import CausalLM, DecoderLayer, norm
 from xllm.modeling.quantization.base import QuantMethod
 
 
@@ -31,16 +33,21 @@ class Gemma3Layer(DecoderLayer):
         dtype: torch.dtype,
     ) -> None:
         super().__init__(config, layer_id, rotary, method, dtype)
-        self.pre_feedforward_layernorm = norm(config, dtype)
+        self.post_attention_layernorm = norm(config, dtype)
+        self.pre_feedforward_layernorm = norm(config, dtype, reader=self.mlp.reader)
         self.post_feedforward_layernorm = norm(config, dtype)
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, positions: Tensor, context: ForwardContext
-    ) -> tuple[Tensor, Tensor]:
-        x, residual = enter(self.input_layernorm, x, residual, self.self_attn.qkv_proj)
-        x = self.post_attention_layernorm(self.self_attn(x, positions, context))
-        x, residual = self.pre_feedforward_layernorm.add(x, residual, self.mlp.reader)
-        return self.post_feedforward_layernorm(self.mlp(x)), residual
+        self,
+        x: Tokens,
+        residual: Tensor,
+        following: RMSNorm,
+        positions: Tensor,
+        context: ForwardContext,
+    ) -> tuple[Tokens, Tensor]:
+        out = self.post_attention_layernorm(self.self_attn(x, positions, context))
+        x, residual = self.pre_feedforward_layernorm.add(out, residual)
+        return following.add(self.post_feedforward_layernorm(self.mlp(x)), residual)
 
 
 class Model(CausalLM):
