@@ -26,7 +26,7 @@ import uvloop
 from starlette.types import ASGIApp
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from xllm.assembly.llm import Services
+from xllm.assembly.families.llm import Services
 from xllm.assembly.text import load_text
 from xllm.core.config import ServerConfig, XllmConfig
 from xllm.core.config.files import ModelFiles

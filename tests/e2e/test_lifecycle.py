@@ -297,7 +297,7 @@ def test_inner_sockets_have_no_name_once_connected(model: Path) -> None:
 
 
 def test_the_engine_entry_refuses_to_run_without_a_server() -> None:
-    command = [sys.executable, "-m", "xllm.assembly.process_start", "0", "cpu"]
+    command = [sys.executable, "-m", "xllm.assembly.process.process_start", "0", "cpu"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
     assert done.returncode != 0
     assert KEY.encode() not in done.stderr

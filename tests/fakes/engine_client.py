@@ -17,7 +17,7 @@ from xllm.core.messages.server import (
 )
 from xllm.core.request.finish import FinishReason
 from xllm.core.request.request import Request
-from xllm.frontend.services.engine_client import OutputSink
+from xllm.frontend.services.answers.engine_client import OutputSink
 
 # (handle, choice, token ids, finish, stop token)
 Row = tuple[int, int, Sequence[int], FinishReason, int]

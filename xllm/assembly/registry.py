@@ -1,4 +1,4 @@
-"""Serving families by name: each is a module of this package with a ``build`` function."""
+"""Serving families by name: each is a module of ``families`` with a ``build`` function."""
 
 from __future__ import annotations
 
@@ -10,18 +10,10 @@ from xllm.core.messages.server import EngineProgress
 from xllm.core.utils.registry import Registry
 
 if TYPE_CHECKING:
-    from xllm.assembly.llm import ServingStack
-    from xllm.assembly.spawn import SpawnedEngine
+    from xllm.assembly.families.llm import ServingStack
+    from xllm.assembly.process.spawn import SpawnedEngine
 
-FAMILIES = Registry(
-    "xllm.assembly",
-    "serving family",
-    exclude=(
-        *("bundled", "control_link", "engine", "engine_client", "inproc", "launcher", "machine"),
-        *("observer", "process_main", "process_start", "registry", "resolve", "spawn"),
-        *("stats_log", "text"),
-    ),
-)
+FAMILIES = Registry("xllm.assembly.families", "serving family")
 
 
 def build(

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.contract.equivalence.tiny_engine import Tokens, Truth, collect, tiny_config
-from xllm.assembly.engine_client import ProcessEngineClient
+from xllm.assembly.process.engine_client import ProcessEngineClient
 from xllm.core.messages.server import OutputBatch
 from xllm.core.observability.metrics import ServerMetrics
 

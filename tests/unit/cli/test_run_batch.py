@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from xllm.assembly import registry
-from xllm.assembly.engine_client import EngineFailed
+from xllm.assembly.process.engine_client import EngineFailed
 from xllm.entrypoints.cli import main as cli
 from xllm.entrypoints.cli import run_batch
 from xllm.frontend.protocol.errors import RequestError

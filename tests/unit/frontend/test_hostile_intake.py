@@ -19,7 +19,7 @@ from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.protocol.responses import InputItem
 from xllm.frontend.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from xllm.frontend.services.adapters import AdapterService
-from xllm.frontend.services.shared import off_loop
+from xllm.frontend.services.answers.shared import off_loop
 
 
 def test_many_calls_of_one_turn_take_linear_time() -> None:

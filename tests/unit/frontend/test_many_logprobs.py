@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from xllm.frontend.output.logprobs import TokenEntry
-from xllm.frontend.services.chunks import ChunkStream, read_whole
-from xllm.frontend.services.logprobs import chat_logprobs, completion_logprobs
-from xllm.frontend.services.shared import shown_prompt_logprobs
+from xllm.frontend.services.answers.chunks import ChunkStream, read_whole
+from xllm.frontend.services.answers.logprobs import chat_logprobs, completion_logprobs
+from xllm.frontend.services.answers.shared import shown_prompt_logprobs
 
 
 class Names:

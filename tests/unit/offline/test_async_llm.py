@@ -6,7 +6,7 @@ import pytest
 from tests.fakes.engine_client import FakeEngineClient, row
 from tests.unit.offline.engine import TEXT, TOKENS, load_text
 from xllm import AsyncLLM, SamplingParams
-from xllm.assembly import launcher
+from xllm.assembly.process import launcher
 from xllm.core.config import XllmConfig
 from xllm.core.request.finish import FinishReason
 from xllm.frontend.protocol.errors import RequestError

@@ -172,7 +172,7 @@ async def _serve_batch(
     """
     from httpx import ASGITransport, AsyncClient
 
-    from xllm.assembly.engine_client import EngineFailed
+    from xllm.assembly.process.engine_client import EngineFailed
     from xllm.assembly.registry import build
     from xllm.core.observability.logging import configure_logging
     from xllm.entrypoints.http.activity import Activity

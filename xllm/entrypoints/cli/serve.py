@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from xllm.assembly.spawn import spawn_engine
+from xllm.assembly.process.spawn import spawn_engine
 from xllm.core.config import env
 from xllm.core.config.flags import add_flags, config_from
 

@@ -15,7 +15,7 @@ from xllm.entrypoints.http.errors import ErrorBoundary, install_handlers
 from xllm.entrypoints.http.security import ApiKeys, cors_options, require_key
 
 if TYPE_CHECKING:
-    from xllm.assembly.llm import ServingStack
+    from xllm.assembly.families.llm import ServingStack
 
 ROUTES = Registry("xllm.entrypoints.http.routes", "route")
 

@@ -17,7 +17,7 @@ from xllm.frontend.protocol.decode import decode_request
 from xllm.frontend.protocol.errors import RequestError
 
 if TYPE_CHECKING:
-    from xllm.assembly.llm import Services, ServingStack
+    from xllm.assembly.families.llm import Services, ServingStack
 
 T = TypeVar("T")
 

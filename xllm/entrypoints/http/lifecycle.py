@@ -16,10 +16,10 @@ from collections.abc import Iterator
 import uvicorn
 import uvloop
 
-from xllm.assembly.engine_client import EngineFailed
-from xllm.assembly.llm import ServingStack
+from xllm.assembly.families.llm import ServingStack
+from xllm.assembly.process.engine_client import EngineFailed
+from xllm.assembly.process.spawn import SpawnedEngine
 from xllm.assembly.registry import build
-from xllm.assembly.spawn import SpawnedEngine
 from xllm.core.config import ServerConfig, XllmConfig
 from xllm.core.observability.logging import configure_logging, get_logger
 from xllm.entrypoints.http.activity import Activity

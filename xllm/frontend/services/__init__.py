@@ -5,13 +5,13 @@ Public: the services, ``Conversations``, ``OutputDispatcher``, ``ChunkStream``, 
 """
 
 from xllm.frontend.services.adapters import AdapterService
+from xllm.frontend.services.answers.chunks import ChunkStream
+from xllm.frontend.services.answers.conversation import Conversation, Conversations
+from xllm.frontend.services.answers.dispatcher import OutputDispatcher
+from xllm.frontend.services.answers.engine_client import EngineClient, OutputSink
 from xllm.frontend.services.beam import BeamService
 from xllm.frontend.services.chat import ChatService
-from xllm.frontend.services.chunks import ChunkStream
 from xllm.frontend.services.completions import CompletionService
-from xllm.frontend.services.conversation import Conversation, Conversations
-from xllm.frontend.services.dispatcher import OutputDispatcher
-from xllm.frontend.services.engine_client import EngineClient, OutputSink
 from xllm.frontend.services.messages import MessageService
 from xllm.frontend.services.models import ModelService
 from xllm.frontend.services.pooling import PoolingService

@@ -18,9 +18,9 @@ from xllm.frontend.protocol.chat import ChatChoice, ChatCompletion, ChatCompleti
 from xllm.frontend.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.protocol.usage import PromptTokensDetails, Usage
-from xllm.frontend.services.conversation import parse
-from xllm.frontend.services.dispatcher import OutputDispatcher
-from xllm.frontend.services.shared import assistant_message, off_loop
+from xllm.frontend.services.answers.conversation import parse
+from xllm.frontend.services.answers.dispatcher import OutputDispatcher
+from xllm.frontend.services.answers.shared import assistant_message, off_loop
 
 
 class BeamService:

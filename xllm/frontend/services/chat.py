@@ -17,15 +17,15 @@ from xllm.frontend.protocol.chat import (
     ToolCallPiece,
 )
 from xllm.frontend.protocol.usage import Usage
-from xllm.frontend.services.beam import BeamService
-from xllm.frontend.services.chunks import ChunkStream, open_stream, read_whole
-from xllm.frontend.services.conversation import Conversation, Conversations
-from xllm.frontend.services.logprobs import chat_logprobs
-from xllm.frontend.services.shared import (
+from xllm.frontend.services.answers.chunks import ChunkStream, open_stream, read_whole
+from xllm.frontend.services.answers.conversation import Conversation, Conversations
+from xllm.frontend.services.answers.logprobs import chat_logprobs
+from xllm.frontend.services.answers.shared import (
     ChunkUsage,
     assistant_message,
     shown_prompt_logprobs,
 )
+from xllm.frontend.services.beam import BeamService
 from xllm.frontend.text.tokenizer import Tokenizer
 
 

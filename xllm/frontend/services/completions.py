@@ -19,17 +19,17 @@ from xllm.frontend.protocol.completions import (
     CompletionRequest,
 )
 from xllm.frontend.protocol.usage import Usage
-from xllm.frontend.services.beam import BeamService
-from xllm.frontend.services.chunks import ChunkStream, open_stream, read_whole
-from xllm.frontend.services.dispatcher import AnswerStream, OutputDispatcher, PromptDelta
-from xllm.frontend.services.logprobs import completion_logprobs, prompt_offsets
-from xllm.frontend.services.shared import (
+from xllm.frontend.services.answers.chunks import ChunkStream, open_stream, read_whole
+from xllm.frontend.services.answers.dispatcher import AnswerStream, OutputDispatcher, PromptDelta
+from xllm.frontend.services.answers.logprobs import completion_logprobs, prompt_offsets
+from xllm.frontend.services.answers.shared import (
     ChunkUsage,
     check_stream_fields,
     off_loop,
     shown_prompt_logprobs,
     usage_of,
 )
+from xllm.frontend.services.beam import BeamService
 from xllm.frontend.text.tokenizer import Tokenizer
 
 

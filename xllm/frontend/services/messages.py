@@ -34,9 +34,9 @@ from xllm.frontend.protocol.messages import (
     TokenCount,
     ToolUseBlock,
 )
-from xllm.frontend.services.chunks import ChunkStream, open_stream, read_whole
-from xllm.frontend.services.conversation import Conversation, Conversations
-from xllm.frontend.services.parts import AnswerParts, Change, Part
+from xllm.frontend.services.answers.chunks import ChunkStream, open_stream, read_whole
+from xllm.frontend.services.answers.conversation import Conversation, Conversations
+from xllm.frontend.services.answers.parts import AnswerParts, Change, Part
 from xllm.frontend.services.render import RenderService
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

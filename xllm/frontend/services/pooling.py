@@ -38,8 +38,8 @@ from xllm.frontend.protocol.pooling import (
     ScoreRequest,
     ScoreResponse,
 )
-from xllm.frontend.services.dispatcher import OutputDispatcher
-from xllm.frontend.services.shared import off_loop
+from xllm.frontend.services.answers.dispatcher import OutputDispatcher
+from xllm.frontend.services.answers.shared import off_loop
 
 _NEEDS = {
     "embed": "it was not loaded for embeddings (--task embed)",

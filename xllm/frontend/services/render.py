@@ -8,7 +8,7 @@ from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.protocol.chat import ChatCompletionRequest
 from xllm.frontend.protocol.completions import CompletionRequest
 from xllm.frontend.protocol.render import RenderedPrompt, RenderedPrompts
-from xllm.frontend.services.shared import off_loop
+from xllm.frontend.services.answers.shared import off_loop
 
 
 class RenderService:

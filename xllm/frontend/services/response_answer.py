@@ -38,7 +38,7 @@ from xllm.frontend.protocol.responses import (
     ResponseUsage,
 )
 from xllm.frontend.protocol.usage import Usage
-from xllm.frontend.services.parts import AnswerParts, Change, Part
+from xllm.frontend.services.answers.parts import AnswerParts, Change, Part
 
 
 class ResponseAnswer:

@@ -24,11 +24,11 @@ from xllm.frontend.protocol.responses import (
     TextConfig,
     TextFormat,
 )
-from xllm.frontend.services.chunks import SETTLE_SECONDS
-from xllm.frontend.services.conversation import Conversation, Conversations
+from xllm.frontend.services.answers.chunks import SETTLE_SECONDS
+from xllm.frontend.services.answers.conversation import Conversation, Conversations
+from xllm.frontend.services.answers.shared import off_loop
 from xllm.frontend.services.response_answer import ResponseAnswer
 from xllm.frontend.services.response_store import ResponseStore, StoredResponse
-from xllm.frontend.services.shared import off_loop
 
 logger = get_logger(__name__)
 

@@ -19,8 +19,8 @@ from xllm.frontend.protocol.sample import (
     SampleRequest,
     SampleResponse,
 )
-from xllm.frontend.services.dispatcher import OutputDispatcher
-from xllm.frontend.services.shared import off_loop
+from xllm.frontend.services.answers.dispatcher import OutputDispatcher
+from xllm.frontend.services.answers.shared import off_loop
 
 _DEFAULT_LOGPROBS = 5  # fewer where the server allows fewer
 

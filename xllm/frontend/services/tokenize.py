@@ -12,7 +12,7 @@ from xllm.frontend.protocol.tokenize import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from xllm.frontend.services.shared import off_loop
+from xllm.frontend.services.answers.shared import off_loop
 
 _MAX_CHARS = 1 << 20  # to tokenize at once, unless a context may hold more
 _MAX_IDS = 1 << 17  # to detokenize at once, unless a context is longer

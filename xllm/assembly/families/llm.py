@@ -7,9 +7,9 @@ import dataclasses
 import os
 from collections.abc import Callable
 
-from xllm.assembly.engine_client import ProcessEngineClient
+from xllm.assembly.process.engine_client import ProcessEngineClient
+from xllm.assembly.process.spawn import SpawnedEngine
 from xllm.assembly.resolve import resolve_files
-from xllm.assembly.spawn import SpawnedEngine
 from xllm.assembly.text import ModelText, load_text
 from xllm.core.config import XllmConfig
 from xllm.core.messages.server import EngineProgress, EngineReady, EngineStats

@@ -17,7 +17,7 @@ from xllm.frontend.protocol.chat import AssistantMessage, CalledFunction, MadeTo
 from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.protocol.sampling import CommonFields, StreamOptions
 from xllm.frontend.protocol.usage import PromptTokensDetails, Usage
-from xllm.frontend.services.logprobs import shown
+from xllm.frontend.services.answers.logprobs import shown
 from xllm.frontend.text.tokenizer import Tokenizer
 
 T = TypeVar("T")

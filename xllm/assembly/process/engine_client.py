@@ -7,11 +7,11 @@ import dataclasses
 import secrets
 from collections.abc import Callable, Sequence
 
-from xllm.assembly.control_link import Launch
-from xllm.assembly.launcher import EngineProcess
-from xllm.assembly.observer import RequestObserver
-from xllm.assembly.spawn import SpawnedEngine
-from xllm.assembly.stats_log import StatsLog
+from xllm.assembly.process.control_link import Launch
+from xllm.assembly.process.launcher import EngineProcess
+from xllm.assembly.process.observer import RequestObserver
+from xllm.assembly.process.spawn import SpawnedEngine
+from xllm.assembly.process.stats_log import StatsLog
 from xllm.core.channels import ClientChannel, SocketFolder
 from xllm.core.config import ServerConfig, XllmConfig
 from xllm.core.config.files import ModelFiles
@@ -39,7 +39,7 @@ from xllm.core.observability.metrics import ServerMetrics
 from xllm.core.observability.tracing import open_tracer
 from xllm.core.request.request import Request
 from xllm.frontend.protocol.errors import RequestError
-from xllm.frontend.services.engine_client import OutputSink
+from xllm.frontend.services.answers.engine_client import OutputSink
 
 logger = get_logger(__name__)
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from xllm.assembly.control_link import PING, Launch, Pong
-from xllm.assembly.spawn import SpawnedEngine, spawn_engine
+from xllm.assembly.process.control_link import PING, Launch, Pong
+from xllm.assembly.process.spawn import SpawnedEngine, spawn_engine
 
 
 class EngineProcess:

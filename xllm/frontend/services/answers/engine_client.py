@@ -13,7 +13,7 @@ from xllm.core.request.request import Request
 
 
 class OutputSink(Protocol):
-    """Receives what the engine brings; ``services.dispatcher.OutputDispatcher`` is the one."""
+    """Receives what the engine brings; ``dispatcher.OutputDispatcher`` is the one."""
 
     def deliver(self, batch: OutputBatch) -> None:
         """Take one step's outputs. Never raises: a faulty request fails alone."""

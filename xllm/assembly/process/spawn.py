@@ -27,7 +27,7 @@ def spawn_engine(device: str) -> SpawnedEngine:
     with theirs:
         fd = theirs.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-m", "xllm.assembly.process_start", str(fd), device],
+            [sys.executable, "-m", "xllm.assembly.process.process_start", str(fd), device],
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,  # stray prints of libraries do not mix with the user's output
             pass_fds=(fd,),

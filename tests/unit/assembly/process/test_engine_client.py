@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xllm.assembly import engine_client
-from xllm.assembly.control_link import Pong
-from xllm.assembly.engine_client import EngineFailed, ProcessEngineClient
+from xllm.assembly.process import engine_client
+from xllm.assembly.process.control_link import Pong
+from xllm.assembly.process.engine_client import EngineFailed, ProcessEngineClient
 from xllm.core.config import SchedulerConfig, ServerConfig, XllmConfig
 from xllm.core.config.files import ModelFiles
 from xllm.core.messages.engine import AbortRequests, AddRequests, Hello, Profile

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from xllm.assembly.control_link import EngineEnd, Launch
 from xllm.assembly.engine import Engine, build_engine
+from xllm.assembly.process.control_link import EngineEnd, Launch
 from xllm.core.channels import ServerChannel, SocketFolder
 from xllm.core.messages.engine import Hello, ToEngine
 from xllm.core.messages.server import EngineDead

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from xllm.assembly.observer import RequestObserver
+from xllm.assembly.process.observer import RequestObserver
 from xllm.core.messages.server import Failure, OutputBatch, Started
 from xllm.core.observability.metrics import ServerMetrics
 from xllm.core.observability.tracing import CALLER, Caller, RequestTimes

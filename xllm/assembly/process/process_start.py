@@ -1,4 +1,4 @@
-"""The engine process's first lines: ``python -m xllm.assembly.process_start FD DEVICE``.
+"""The engine process's first lines: ``python -m xllm.assembly.process.process_start FD DEVICE``.
 
 The device's driver starts while Python still imports; ``process_main`` does the rest.
 """
@@ -15,7 +15,7 @@ def main() -> int:
     """Run one engine; see ``process_main.main``."""
     if sys.argv[2] != "cpu":
         threading.Thread(target=open_first_context, daemon=True).start()
-    from xllm.assembly import process_main
+    from xllm.assembly.process import process_main
 
     return process_main.main()
 

@@ -16,7 +16,7 @@ from xllm.frontend.output.answer import AnswerState
 from xllm.frontend.output.choice import ChoiceDelta
 from xllm.frontend.output.processor import OutputProcessor
 from xllm.frontend.protocol.errors import RequestError
-from xllm.frontend.services.engine_client import EngineClient
+from xllm.frontend.services.answers.engine_client import EngineClient
 
 # News of one choice: the index of its prompt, and what it gained.
 PromptDelta = tuple[int, ChoiceDelta]

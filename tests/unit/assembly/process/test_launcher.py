@@ -2,7 +2,7 @@
 
 import asyncio
 
-from xllm.assembly.launcher import EngineProcess
+from xllm.assembly.process.launcher import EngineProcess
 
 
 def test_a_process_whose_start_was_cut_short_is_ended() -> None:

@@ -16,8 +16,8 @@ from xllm.frontend.output.logprobs import TokenEntry
 from xllm.frontend.parsers import MessageParser
 from xllm.frontend.protocol.chat import ChatCompletionRequest
 from xllm.frontend.protocol.usage import Usage
-from xllm.frontend.services.dispatcher import AnswerStream, OutputDispatcher
-from xllm.frontend.services.shared import check_stream_fields, off_loop, usage_of
+from xllm.frontend.services.answers.dispatcher import AnswerStream, OutputDispatcher
+from xllm.frontend.services.answers.shared import check_stream_fields, off_loop, usage_of
 
 
 class Conversations:
