@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from xllm.hardware.kernels.triton import linear as linears
 from xllm.hardware.kernels.triton.activation import act_and_mul
 from xllm.hardware.kernels.triton.fp8 import quantize_tokens
 from xllm.hardware.kernels.triton.linear import (
     StreamTile,
+    choose_tile,
     gated_linear,
     linear,
+    max_streamed_tokens,
     pack_linear,
     stream_linear,
 )
@@ -30,6 +33,76 @@ def test_streamed_product_equals_matmul(tile: StreamTile, tokens: int, device) -
     weight, bias = torch.randn(40, 176, device=device), torch.randn(40, device=device)
     actual = stream_linear(x, pack_linear(weight), bias, tile)
     torch.testing.assert_close(actual, x @ weight.T + bias, rtol=1e-5, atol=1e-4)
+
+
+@pytest.fixture
+def library(monkeypatch) -> list[int]:
+    """The tokens of every product that the library computed, on a device of 132 processors."""
+    tokens: list[int] = []
+    plain = torch.nn.functional.linear
+
+    def noted(x: torch.Tensor, *args) -> torch.Tensor:
+        tokens.append(x.shape[0])
+        return plain(x, *args)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", noted)
+    monkeypatch.setattr(linears, "num_multiprocessors", lambda device: 132)
+    return tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("outputs", "inputs"), [(72, 136), (48, 2048)])
+@pytest.mark.parametrize("tokens", [17, 31, 32, 33])
+def test_small_weights_are_streamed_up_to_32_tokens(
+    tokens: int, outputs: int, inputs: int, dtype: torch.dtype, library: list[int], device
+) -> None:
+    x = torch.randn(tokens, inputs, device=device, dtype=dtype)
+    weight = torch.randn(outputs, inputs, device=device).to(dtype)
+    bias = torch.randn(outputs, device=device).to(dtype)
+    packed = pack_linear(weight)
+    actual = linear(x, packed, bias)
+    expected = x.double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-2, atol=1e-2)
+    gated = gated_linear(x, packed, bias, "silu")
+    assert torch.equal(gated, act_and_mul(actual, "silu"))
+    assert library == [33] * 2 * (tokens == 33)
+
+
+def test_int8_weights_are_never_widened_for_64_tokens(library: list[int], device) -> None:
+    weight = torch.randint(-127, 128, (40, 176), dtype=torch.int8, device=device)
+    scale = torch.rand(40, device=device) / 100
+    packed = pack_linear(weight, scale)
+    for tokens in (17, 64, 65):
+        x = torch.randn(tokens, 176, device=device, dtype=torch.float16)
+        actual = linear(x, packed)
+        expected = (x.double() @ weight.double().T) * scale.double()
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-2, atol=1e-2)
+        assert torch.equal(gated_linear(x, packed, None, "silu"), act_and_mul(actual, "silu"))
+    assert library == [65, 65]
+
+
+def test_large_weights_and_float32_leave_17_tokens_to_the_library() -> None:
+    bf16, f32 = torch.bfloat16, torch.float32
+
+    def most(outputs: int, inputs: int, dtype: torch.dtype) -> int:
+        return max_streamed_tokens(
+            pack_linear(torch.empty(outputs, inputs, dtype=dtype, device="meta")), dtype
+        )
+
+    assert most(4096, 12288, bf16) == most(1 << 13, 1 << 13, bf16) == 32
+    assert most(24576, 4096, bf16) == most(151936, 1024, bf16) == most(64, 64, f32) == 16
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "few", "more"),
+    [(4096, 4096, 4, 2), (1024, 2048, 4, 4), (6144, 4096, 1, 1), (4096, 1024, 1, 1)],
+)
+def test_more_than_16_tokens_get_one_program_a_multiprocessor(
+    outputs: int, inputs: int, few: int, more: int
+) -> None:
+    weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device="meta")
+    shares = [choose_tile(tokens, weight, 132).k_shares for tokens in (2, 16, 17, 32)]
+    assert shares == [few, few, more, more]
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 40])

@@ -31,6 +31,7 @@ from xllm.modeling.models.decoder import CausalLM
 
 _FINE_FROM = 128
 _FEWEST_SHARING = 16  # smallest bucket with a graph for rows that share a prefix
+_HEIGHTS = (32, 64)  # rows for which products have kernels of their own, with 17 or 33 and more
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,8 +102,9 @@ class FullGraphRunner:
         self.num_padding_rows = 0
 
     def rehearsals(self) -> list[Callable[[], DecodeOutput]]:
-        """Work that launches every kernel of the graphs: many rows, few, and one."""
-        plain = sorted({*self._buckets[:2], self._buckets[-1]}, reverse=True)
+        """Work that launches every kernel of the graphs: of many rows, fewer, few, and one."""
+        heights = (s for s in self._buckets if s in _HEIGHTS)
+        plain = sorted({*self._buckets[:2], *heights, self._buckets[-1]}, reverse=True)
         shared = {*self._prefix_buckets[:1], *self._prefix_buckets[-1:]}
         sizes = [(size, False) for size in plain] + [(size, True) for size in shared]
         return [
