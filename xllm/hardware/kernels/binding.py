@@ -51,10 +51,29 @@ def _linear_add_rms_norm(found: dict[str, Callable[..., Any]]) -> Callable[..., 
     return linear_add_rms_norm
 
 
+def _experts_add_rms_norm(found: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
+    apply_experts, add_norm = found["apply_experts"], found["fused_add_rms_norm"]
+
+    def experts_add_rms_norm(
+        x: Any,
+        packed: Any,
+        weights: Any,
+        experts: Any,
+        activation: str,
+        *norm: Any,
+        **options: Any,
+    ) -> Any:
+        out = apply_experts(x, packed, weights, experts, activation)
+        return add_norm(out, *norm, **options)
+
+    return experts_add_rms_norm
+
+
 # Ops that are others in a row where a platform has nothing better: op -> (file, composition).
 COMPOSED_OPS = {
     "gated_linear": ("linear", _gated_linear),
     "linear_add_rms_norm": ("linear", _linear_add_rms_norm),
+    "experts_add_rms_norm": ("moe", _experts_add_rms_norm),
 }
 
 _PACKAGE = __name__.rpartition(".")[0]

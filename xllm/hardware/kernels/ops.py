@@ -11,9 +11,10 @@ contiguous except where said. T = 0 is allowed. A shape or dtype that breaks a r
 AssertionError of the caller; only user-visible choices raise ValueError.
 
 ``into`` is the packed weight of the one product that reads an op's result, where nothing else reads
-it. A platform may then return what that product would make of it first (``QuantizedTokens``): the
-product comes out the same, but for the order of a norm's sum of squares. Or it leaves a norm's last
-step to the product (``UnscaledToken``), which rounds at another place.
+it; or the packed experts, where they and their router do. A platform may then return what that
+product would make of it first (``QuantizedTokens``): the product comes out the same, but for the
+order of a norm's sum of squares. Or it leaves a norm's last step to its readers
+(``UnscaledToken``), which round at another place.
 """
 
 from __future__ import annotations
@@ -270,7 +271,7 @@ def linear_add_rms_norm(
 
 
 def route(
-    x: Tensor, weight: Tensor, top_k: int, normalize: bool, bias: Tensor | None = None
+    x: Tokens, weight: Tensor, top_k: int, normalize: bool, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Choose experts: softmax over ``x @ weight.T + bias`` in float32, the ``top_k`` largest.
 
@@ -285,6 +286,7 @@ def route(
     Returns:
         weights (T, top_k) float32, largest first, and experts (T, top_k) int32.
     """
+    assert isinstance(x, Tensor)
     return reference.route(x, weight, top_k, normalize, bias)
 
 
@@ -303,13 +305,13 @@ def pack_experts(
         gate_up_bias, down_bias: (E, 2I) and (E, H), both or neither.
 
     Returns:
-        A value for ``apply_experts`` alone.
+        A value for ``apply_experts`` and, of what the experts and their router read, ``into``.
     """
     return reference.pack_experts(gate_up, down, gate_up_bias, down_bias)
 
 
 def apply_experts(
-    x: Tensor, packed: Any, weights: Tensor, experts: Tensor, activation: str
+    x: Tokens, packed: Any, weights: Tensor, experts: Tensor, activation: str
 ) -> Tensor:
     """The weighted sum of each token's experts, ``down(activation(gate(x)) * up(x))``.
 
@@ -324,7 +326,26 @@ def apply_experts(
     Returns:
         (T, H). A row's result does not depend on the other rows, up to the order of sums.
     """
+    assert isinstance(x, Tensor)
     return reference.apply_experts(x, packed, weights, experts, activation)
+
+
+def experts_add_rms_norm(
+    x: Tokens,
+    packed: Any,
+    weights: Tensor,
+    experts: Tensor,
+    activation: str,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    into: Any = None,
+) -> tuple[Tokens, Tensor]:
+    """``fused_add_rms_norm`` of ``apply_experts(x, packed, weights, experts, activation)`` and
+    ``residual``, which comes out the same to the bit."""
+    out = apply_experts(x, packed, weights, experts, activation)
+    return fused_add_rms_norm(out, residual, weight, eps, offset, into)
 
 
 def expand_decode(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from xllm.hardware.kernels import ops
 from xllm.hardware.kernels.tokens import Tokens
 from xllm.modeling.layers.linear import Linear
+from xllm.modeling.layers.moe.experts import Experts
 from xllm.modeling.layers.target import Target
 
 
@@ -19,7 +20,7 @@ class RMSNorm(nn.Module):
 
     Args:
         reader: the one layer that reads the result, which then comes as that layer wants it, or
-            None. Owned by the caller.
+            None. Owned by the caller. Experts have a router that reads it too.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class RMSNorm(nn.Module):
         *,
         offset: float = 0.0,
         dtype: torch.dtype,
-        reader: Linear | None = None,
+        reader: Linear | Experts | None = None,
     ) -> None:
         super().__init__()
         self.eps = eps
@@ -61,6 +62,23 @@ class RMSNorm(nn.Module):
             return self.add(layer(x), residual)
         return ops.linear_add_rms_norm(
             x, layer.packed, layer.bias, residual, self.weight, self.eps, self.offset, self._into
+        )
+
+    def add_experts(
+        self, layer: Experts, x: Tokens, weights: Tensor, experts: Tensor, residual: Tensor
+    ) -> tuple[Tokens, Tensor]:
+        """``add(layer(x, weights, experts), residual)``, for a platform to make one of."""
+        return ops.experts_add_rms_norm(
+            x,
+            layer.packed,
+            weights,
+            experts,
+            layer.activation,
+            residual,
+            self.weight,
+            self.eps,
+            self.offset,
+            self._into,
         )
 
     @property

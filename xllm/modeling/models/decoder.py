@@ -19,6 +19,7 @@ from xllm.modeling.layers.embedding import Embedding, Head
 from xllm.modeling.layers.linear import Linear, QKVLinear
 from xllm.modeling.layers.mlp import GatedMLP
 from xllm.modeling.layers.moe.block import SparseMLP
+from xllm.modeling.layers.moe.experts import Experts
 from xllm.modeling.layers.norm import RMSNorm
 from xllm.modeling.layers.rope_config import RopeConfig
 from xllm.modeling.layers.rotary import RotaryTable
@@ -226,7 +227,7 @@ def norm(
     config: DecoderConfig,
     dtype: torch.dtype,
     size: int | None = None,
-    reader: Linear | None = None,
+    reader: Linear | Experts | None = None,
 ) -> RMSNorm:
     """The family's RMS norm over the hidden size, or over ``size``."""
     size = config.hidden_size if size is None else size

@@ -11,7 +11,7 @@ HIDDEN, INNER, EXPERTS, TOP_K = 512, 256, 16, 4
 
 def launch_all() -> None:
     """Launch routing and experts as the engine does, with every choice of tiles."""
-    from xllm.hardware.kernels.triton import moe, route
+    from xllm.hardware.kernels.triton import linear, moe, route
 
     options = {"dtype": torch.bfloat16}
     gate_up = torch.empty(EXPERTS, 2 * INNER, HIDDEN, **options)
@@ -19,6 +19,12 @@ def launch_all() -> None:
     biases = gate_up[:, :, 0], down[:, :, 0]
     for bias, kind in (((), "silu"), (biases, "clamped_swiglu")):
         packed = moe.pack_experts(gate_up, down, *bias)
+        x = torch.empty(1, HIDDEN, **options)
+        square = linear.pack_linear(torch.empty(HIDDEN, HIDDEN, **options))
+        add_norm = torch.empty_like(x), x[0], 1e-6
+        token, _ = linear.linear_add_rms_norm(x, square, None, *add_norm, into=packed)
+        chosen = route.route(token, gate_up[0, :EXPERTS], TOP_K, True)
+        moe.experts_add_rms_norm(token, packed, *chosen, kind, *add_norm, into=square)
         for tokens in (1, 5, 64, 100, 400, 2000):
             x = torch.empty(tokens, HIDDEN, **options)
             weights, experts = route.route(x, gate_up[0, :EXPERTS], TOP_K, True)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from xllm.hardware.kernels import reference
-from xllm.hardware.kernels.triton import moe, moe_group, moe_stream, route
+from xllm.hardware.kernels.tokens import UnscaledToken
+from xllm.hardware.kernels.triton import linear, moe, moe_group, moe_stream, norm, route
 
 # Sizes of 48 and 40 leave a part of a tile on every side; the last one multiplies tokens first.
 TILES = [
@@ -210,3 +211,76 @@ def test_biases_and_the_clamped_activation_equal_the_reference(tokens, device) -
     assert (expected - without).abs().max() > 1.0
     actual = moe.apply_experts(x, moe.pack_experts(*stacked), *arguments)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def _token(
+    device: torch.device, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, UnscaledToken, tuple[Tensor, ...]]:
+    """A normalized token (1, 48), the same without its norm's last step, and biased experts."""
+    x, router, gate_up, down = _block(1, device, dtype)
+    generator = torch.Generator().manual_seed(1)
+    biases = (torch.randn(6, n, generator=generator).to(device, dtype) for n in (80, 48))
+    # Of a residual that is not normalized, and more parts than the tests' tiles have inputs.
+    squares = torch.rand(150, generator=generator).to(device)
+    token = UnscaledToken(x, squares, 0.1)
+    scaled = (x.float() / (squares.sum() / 48 + 0.1).sqrt()).to(dtype)
+    return scaled, token, (router, gate_up, down, *biases)
+
+
+def test_a_router_finishes_the_norm_of_one_token(device) -> None:
+    x, token, (router, *_) = _token(device)
+    bias = torch.tensor([0.0, 3.0, -1.0, 0.5, 2.0, -2.0], device=device)
+    weights, experts = route.route(token, router, 3, True, bias)
+    expected, chosen = reference.route(x, router, 3, True, bias)
+    assert experts.tolist() == chosen.tolist()
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("tile", [None, moe_stream.PairTile(4, 32, 4, 4, 16, 4)], ids=str)
+def test_experts_finish_the_norm_of_one_token(tile, device) -> None:
+    x, token, (router, *stacked) = _token(device)
+    arguments = (*reference.route(x, router, 3, True), "clamped_swiglu")
+    expected = reference.apply_experts(x, reference.pack_experts(*stacked), *arguments)
+    packed = moe.pack_experts(*stacked)
+    actual = moe_stream.stream_experts(token, packed, *arguments, tile)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_experts_begin_the_norm_of_one_token(dtype, device) -> None:
+    x, _, (router, *stacked) = _token(device, dtype)
+    residual, weight = (torch.randn(n, 48, device=device).to(dtype) for n in (1, 1))
+    packed, reader = moe.pack_experts(*stacked), linear.pack_linear(router)
+    arguments = (x, packed, *route.route(x, router, 3, True), "clamped_swiglu")
+    total = residual + moe.apply_experts(*arguments)
+    token, same = moe.experts_add_rms_norm(
+        *arguments, residual, weight[0], 0.1, offset=1.0, into=reader
+    )
+    assert same is residual and isinstance(token, UnscaledToken)
+    exact = dtype == torch.float32 or device.type == "cuda"  # the interpreter rounds otherwise
+    torch.testing.assert_close(residual, total, rtol=0, atol=0 if exact else 2e-2)
+    torch.testing.assert_close(token.squares.sum(), residual.float().square().sum())
+    wide = residual.float() * (weight.float() + 1.0)
+    torch.testing.assert_close(token.values.float(), wide, rtol=1e-2, atol=1e-2)
+    want = norm.rms_norm(residual, weight[0], 0.1, 1.0)
+    torch.testing.assert_close(
+        linear.linear(token, reader), linear.linear(want, reader), rtol=2e-2, atol=5e-2
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "read"),
+    [(1, torch.float32, False), (1, torch.float16, True), (2, torch.float32, True)],
+)
+def test_a_norm_after_experts_is_a_kernel_of_its_own(tokens, dtype, read, device) -> None:
+    """Where other things read it, its values may be too large, or there are more tokens."""
+    x, router, gate_up, down = _block(tokens, device, dtype)
+    residual, weight = torch.randn_like(x), torch.ones(48, device=device, dtype=dtype)
+    packed = moe.pack_experts(gate_up, down)
+    arguments = (x, packed, *route.route(x, router, 2, True), "silu")
+    out = moe.apply_experts(*arguments)
+    want, total = norm.fused_add_rms_norm(out, residual.clone(), weight, 1e-6)
+    into = linear.pack_linear(router) if read else None
+    actual, residual = moe.experts_add_rms_norm(*arguments, residual, weight, 1e-6, into=into)
+    assert isinstance(actual, Tensor) and isinstance(want, Tensor)
+    assert torch.equal(actual, want) and torch.equal(residual, total)

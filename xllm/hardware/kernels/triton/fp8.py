@@ -8,6 +8,7 @@ one product alone reads them (argument ``into`` of the ops); ``quantize_tokens``
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -30,12 +31,20 @@ MAX_STREAMED_FP8_TOKENS = 64
 _UNIT = 16  # the library's product wants both widths in multiples of it, and rows of block scales
 
 
-def scale_width(packed: PackedLinear | None, tokens: int, dtype: torch.dtype) -> int:
+def scale_width(packed: Any, tokens: int, dtype: torch.dtype) -> int:
     """Columns of activations that share a scale in ``linear``; 0 where it takes them as they are.
 
     One token is not worth quantizing: its product is bound by the weight's bytes.
+
+    Args:
+        packed: ``into`` of ``ops``.
     """
-    if packed is None or packed.weight.dtype != FP8 or dtype == torch.float32 or tokens < 2:
+    if (
+        not isinstance(packed, PackedLinear)
+        or packed.weight.dtype != FP8
+        or dtype == torch.float32
+        or tokens < 2
+    ):
         return 0
     if packed.by_block:
         return BLOCK

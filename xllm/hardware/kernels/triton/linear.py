@@ -38,7 +38,7 @@ from xllm.hardware.kernels.triton.launch import (
     upcast_dots,
     wait_for_producers,
 )
-from xllm.hardware.kernels.triton.matvec import Norm, matvec, matvec_add_norm
+from xllm.hardware.kernels.triton.matvec import Norm, finishes_norm, matvec, matvec_add_norm
 from xllm.hardware.kernels.triton.norm import fused_add_rms_norm
 from xllm.hardware.kernels.triton.packed import PackedLinear
 from xllm.hardware.kernels.triton.split_k import arrives_last, sum_of_shares
@@ -135,11 +135,8 @@ def linear_add_rms_norm(
     offset: float = 0.0,
     into: Any = None,
 ) -> tuple[Tokens, Tensor]:
-    """See ``ops.linear_add_rms_norm``. The reader of one token finishes its norm.
-
-    Values without that last step can be too large for float16.
-    """
-    if x.shape[0] != 1 or not isinstance(into, PackedLinear) or x.dtype == torch.float16:
+    """See ``ops.linear_add_rms_norm``. The reader of one token finishes its norm."""
+    if x.shape[0] != 1 or not finishes_norm(into, x.dtype):
         x = linear(x, packed, bias)
         return fused_add_rms_norm(x, residual, weight, eps, offset, into)
     assert not isinstance(x, QuantizedTokens)

@@ -18,6 +18,7 @@ multiplied, with more stages through shared memory.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 import triton
@@ -34,6 +35,7 @@ from xllm.hardware.kernels.triton.launch import (
     pdl_options,
     wait_for_producers,
 )
+from xllm.hardware.kernels.triton.packed import PackedExperts, PackedLinear
 
 _WORD = 8  # FP8 weights
 
@@ -56,6 +58,21 @@ class Norm:
     weight: Tensor  # (N,)
     eps: float
     offset: float
+
+
+def finishes_norm(into: Any, dtype: torch.dtype) -> bool:
+    """Whether the reader of one token, ``into`` of the op that makes it, finishes its norm.
+
+    Values without that last step can be too large for float16.
+    """
+    return isinstance(into, PackedLinear | PackedExperts) and dtype != torch.float16
+
+
+def split_norm(x: Tensor | UnscaledToken) -> tuple[Tensor, Tensor | None, float]:
+    """Values, squares and eps of a token, whose norm may be complete."""
+    if isinstance(x, UnscaledToken):
+        return x.values, x.squares, x.eps
+    return x, None, 0.0
 
 
 def matvec(
@@ -101,8 +118,7 @@ def _matvec(
     tile: MatvecTile | None,
 ) -> tuple[Tensor, Tensor | None]:
     """The result and, with ``norm``, sums of squares of the new residual by program."""
-    squares, eps = (x.squares, x.eps) if isinstance(x, UnscaledToken) else (None, 0.0)
-    x = x.values if isinstance(x, UnscaledToken) else x
+    x, squares, eps = split_norm(x)
     outputs, inputs = weight.shape
     assert x.stride(1) == 1
     by_block = scale is not None and scale.dim() == 2
@@ -297,12 +313,35 @@ def _multiply(
 
 
 @triton.jit
-def _add_pairs(a, b, c, d):
+def load_squares(squares_ptr, k, PARTS: tl.constexpr, BLOCK_K: tl.constexpr):
+    """(BLOCK_K,) sums over the parts, beside the inputs ``k`` of the first tile."""
+    squares = tl.load(squares_ptr + k, mask=k < PARTS, other=0.0)
+    for at in tl.static_range(BLOCK_K, PARTS, BLOCK_K):
+        squares += tl.load(squares_ptr + at + k, mask=at + k < PARTS, other=0.0)
+    return squares
+
+
+@triton.jit
+def add_to_residual(y, residual, norm_weight, residual_ptr, squares_ptr, n, outputs):
+    """Store ``residual + y`` and its sum of squares; return it times the norm's weight.
+
+    ``y`` comes rounded as the product would be, and the sum is rounded as it would be.
+    """
+    new = (residual + y).to(residual_ptr.dtype.element_ty)
+    tl.store(residual_ptr + n, new, mask=n < outputs)
+    y = new.to(tl.float32)
+    part_of_sum = tl.sum(tl.where(n < outputs, y * y, 0.0), axis=0)
+    tl.store(squares_ptr + tl.program_id(0), part_of_sum)
+    return y * norm_weight
+
+
+@triton.jit
+def add_pairs(a, b, c, d):
     return a + c, b + d
 
 
 @triton.jit
-def _add_triples(a, b, c, d, e, f):
+def add_triples(a, b, c, d, e, f):
     return a + d, b + e, c + f
 
 
@@ -364,10 +403,7 @@ def _kernel(
         norm_weight = tl.load(norm_ptr + safe_n).to(tl.float32) + offset
     wait_for_producers(PDL)
     if squares_ptr is not None:
-        squares = tl.load(squares_ptr + k, mask=k < PARTS, other=0.0)
-        for at in tl.static_range(BLOCK_K, PARTS, BLOCK_K):
-            part = at + k
-            squares += tl.load(squares_ptr + part, mask=part < PARTS, other=0.0)
+        squares = load_squares(squares_ptr, k, PARTS, BLOCK_K)
         squares = tl.broadcast_to(squares[None, :], [ROWS, BLOCK_K])
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + safe_n).to(tl.float32)
@@ -414,11 +450,11 @@ def _kernel(
         if squares_ptr is not None:
             squares = tl.sum(squares, axis=1)
     elif GATED and squares_ptr is not None:
-        y, up, squares = tl.reduce((y, up, squares), 1, _add_triples)
+        y, up, squares = tl.reduce((y, up, squares), 1, add_triples)
     elif GATED:
-        y, up = tl.reduce((y, up), 1, _add_pairs)
+        y, up = tl.reduce((y, up), 1, add_pairs)
     elif squares_ptr is not None:
-        y, squares = tl.reduce((y, squares), 1, _add_pairs)
+        y, squares = tl.reduce((y, squares), 1, add_pairs)
     else:
         y = tl.sum(y, axis=1)
     if squares_ptr is not None:
@@ -436,13 +472,9 @@ def _kernel(
             up += up_bias
     if GATED:  # rounded as the product alone would be
         y = gated(y.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32), KIND)
-    if residual_ptr is not None:  # rounded as the product and the sum would be
-        new = (residual + y.to(dtype).to(tl.float32)).to(residual_ptr.dtype.element_ty)
-        tl.store(residual_ptr + n, new, mask=n < outputs)
-        y = new.to(tl.float32)
-        part_of_sum = tl.sum(tl.where(n < outputs, y * y, 0.0), axis=0)
-        tl.store(new_squares_ptr + tl.program_id(0), part_of_sum)
-        y *= norm_weight
+    if residual_ptr is not None:
+        y = y.to(dtype).to(tl.float32)
+        y = add_to_residual(y, residual, norm_weight, residual_ptr, new_squares_ptr, n, outputs)
     tl.store(out_ptr + n, y.to(dtype), mask=n < outputs)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 import triton
@@ -21,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from xllm.hardware.kernels.tokens import Tokens, UnscaledToken
 from xllm.hardware.kernels.triton.activation import KINDS, gated
 from xllm.hardware.kernels.triton.launch import (
     allow_consumers,
@@ -31,8 +33,11 @@ from xllm.hardware.kernels.triton.launch import (
     upcast_dots,
     wait_for_producers,
 )
+from xllm.hardware.kernels.triton.matvec import Norm, finishes_norm
 from xllm.hardware.kernels.triton.moe_group import group_pairs
-from xllm.hardware.kernels.triton.moe_stream import HALF, PackedExperts, stream_experts
+from xllm.hardware.kernels.triton.moe_stream import stream_experts, stream_experts_add_norm
+from xllm.hardware.kernels.triton.norm import fused_add_rms_norm
+from xllm.hardware.kernels.triton.packed import HALF, PackedExperts
 
 MAX_STREAMED_TOKENS = 4
 _MAX_STAGES = 5
@@ -88,10 +93,16 @@ def _interleave(gate_up: Tensor) -> Tensor:
 
 
 def apply_experts(
-    x: Tensor, packed: PackedExperts, weights: Tensor, experts: Tensor, activation: str
+    x: Tensor | UnscaledToken,
+    packed: PackedExperts,
+    weights: Tensor,
+    experts: Tensor,
+    activation: str,
 ) -> Tensor:
     """See ``ops.apply_experts``."""
     tokens = x.shape[0]
+    if isinstance(x, UnscaledToken):
+        return stream_experts(x, packed, weights, experts, activation)
     if not tokens:
         return torch.empty_like(x)
     if tokens <= MAX_STREAMED_TOKENS:
@@ -103,6 +114,27 @@ def apply_experts(
         supports_descriptors(x.device),
     )
     return grouped_experts(x.contiguous(), packed, weights, experts, activation, tile)
+
+
+def experts_add_rms_norm(
+    x: Tensor | UnscaledToken,
+    packed: PackedExperts,
+    weights: Tensor,
+    experts: Tensor,
+    activation: str,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    into: Any = None,
+) -> tuple[Tokens, Tensor]:
+    """See ``ops.experts_add_rms_norm``. The reader of one token finishes its norm."""
+    if x.shape[0] != 1 or not finishes_norm(into, x.dtype):
+        out = apply_experts(x, packed, weights, experts, activation)
+        return fused_add_rms_norm(out, residual, weight, eps, offset, into)
+    norm = Norm(residual, weight, eps, offset)
+    x = stream_experts_add_norm(x, packed, weights, experts, activation, norm)
+    return x, residual
 
 
 def choose_tile(

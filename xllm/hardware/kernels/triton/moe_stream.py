@@ -2,6 +2,8 @@
 
 Two launches, no grouping: the first writes activation(gate) * up of each pair, the second sums a
 token's experts as it multiplies. Pairs of one expert read its weights twice, mostly out of L2.
+
+The norms around the experts of one token take no launch: see ``matvec``.
 """
 
 from __future__ import annotations
@@ -13,28 +15,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from xllm.hardware.kernels.tokens import UnscaledToken
 from xllm.hardware.kernels.triton.activation import KINDS, gated
 from xllm.hardware.kernels.triton.launch import (
+    INTERPRETED,
     allow_consumers,
     pdl_options,
     wait_for_producers,
 )
-
-HALF = 8
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PackedExperts:
-    """Stacked weights, and biases or None.
-
-    Rows of ``gate_up`` and its bias: HALF of the gate, the HALF of up that they meet, and so on.
-    One tile of rows then has both halves of its outputs.
-    """
-
-    gate_up: Tensor  # (E, 2I, H)
-    down: Tensor  # (E, H, I)
-    gate_up_bias: Tensor | None = None  # (E, 2I)
-    down_bias: Tensor | None = None  # (E, H)
+from xllm.hardware.kernels.triton.matvec import (
+    Norm,
+    add_pairs,
+    add_to_residual,
+    add_triples,
+    load_squares,
+    split_norm,
+)
+from xllm.hardware.kernels.triton.packed import HALF, PackedExperts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ class PairTile:
 
 
 def stream_experts(
-    x: Tensor,
+    x: Tensor | UnscaledToken,
     packed: PackedExperts,
     weights: Tensor,
     experts: Tensor,
@@ -58,35 +55,79 @@ def stream_experts(
     tile: PairTile | None = None,
 ) -> Tensor:
     """``ops.apply_experts`` for few tokens. Shapes as there."""
+    return _stream(x, packed, weights, experts, activation, None, tile)[0]
+
+
+def stream_experts_add_norm(
+    x: Tensor | UnscaledToken,
+    packed: PackedExperts,
+    weights: Tensor,
+    experts: Tensor,
+    activation: str,
+    norm: Norm,
+    tile: PairTile | None = None,
+) -> UnscaledToken:
+    """The norm of ``norm.residual += stream_experts(x, ...)`` of one token, but for its last
+    step."""
+    values, squares = _stream(x, packed, weights, experts, activation, norm, tile)
+    assert squares is not None
+    return UnscaledToken(values, squares, norm.eps)
+
+
+def _stream(
+    x: Tensor | UnscaledToken,
+    packed: PackedExperts,
+    weights: Tensor,
+    experts: Tensor,
+    activation: str,
+    norm: Norm | None,
+    tile: PairTile | None,
+) -> tuple[Tensor, Tensor | None]:
+    """The result and, with ``norm``, sums of squares of the new residual by program."""
     tile = tile or PairTile()
+    x, squares, eps = split_norm(x)
     tokens, hidden = x.shape
     top_k = experts.shape[1]
     inner = packed.down.shape[2]
+    assert tokens == 1 or (squares is None and norm is None)
     activated = torch.empty((tokens * top_k, inner), dtype=x.dtype, device=x.device)
     _up_kernel[(triton.cdiv(inner, tile.up_n), tokens * top_k)](
         x,
+        squares,
         packed.gate_up,
         packed.gate_up_bias,
         experts,
         activated,
+        eps,
         hidden,
         inner,
         TOP_K=top_k,
         KIND=KINDS[activation],
         HALF=HALF,
+        PARTS=0 if squares is None else squares.numel(),
+        INTERPRETED=INTERPRETED,
         BLOCK_N=tile.up_n,
         BLOCK_K=min(tile.up_k, triton.next_power_of_2(hidden)),
         num_warps=tile.up_warps,
         **pdl_options(x.device),
     )
     out = torch.empty_like(x)
-    _down_kernel[(triton.cdiv(hidden, tile.down_n), tokens)](
+    programs = triton.cdiv(hidden, tile.down_n)
+    new_squares = None
+    if norm is not None:
+        assert norm.residual.is_contiguous() and norm.residual.shape == out.shape
+        new_squares = torch.empty(programs, dtype=torch.float32, device=x.device)
+    _down_kernel[(programs, tokens)](
         activated,
         packed.down,
         packed.down_bias,
         experts,
         weights,
         out,
+        norm.residual if norm else None,
+        norm.weight if norm else None,
+        new_squares,
+        norm.offset if norm else 0.0,
         hidden,
         inner,
         TOP_K=top_k,
@@ -96,21 +137,25 @@ def stream_experts(
         num_warps=tile.down_warps,
         **pdl_options(x.device),
     )
-    return out
+    return out, new_squares
 
 
 @triton.jit
 def _up_kernel(
     x_ptr,  # (T, H)
+    squares_ptr,  # (PARTS,) float32, whose sum is that of the squares that scale x; or None
     weight_ptr,  # (E, 2I, H), interleaved
     bias_ptr,  # (E, 2I), or None
     experts_ptr,  # (P,) int32
     out_ptr,  # (P, I)
+    eps,  # of the norm that scales x
     hidden,
     inner,
     TOP_K: tl.constexpr,
     KIND: tl.constexpr,
     HALF: tl.constexpr,
+    PARTS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
@@ -126,6 +171,9 @@ def _up_kernel(
     expert = tl.load(experts_ptr + pair).to(tl.int64)
     rows = weight_ptr + (expert * 2 * inner + gate_rows)[:, None] * hidden
     x_row = x_ptr + (pair // TOP_K) * hidden
+    if squares_ptr is not None:
+        squares = load_squares(squares_ptr, k, PARTS, BLOCK_K)
+        squares = tl.broadcast_to(squares[None, :], [BLOCK_N, BLOCK_K])
     gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     for start in tl.range(0, hidden, BLOCK_K, num_stages=3):
@@ -141,8 +189,18 @@ def _up_kernel(
         )
         gate += g.to(tl.float32) * x
         up += u.to(tl.float32) * x
-    gates = tl.sum(gate, axis=1)
-    ups = tl.sum(up, axis=1)
+    if INTERPRETED:  # it takes minutes over tuples
+        gates, ups = tl.sum(gate, axis=1), tl.sum(up, axis=1)
+        if squares_ptr is not None:
+            squares = tl.sum(squares, axis=1)
+    elif squares_ptr is not None:
+        gates, ups, squares = tl.reduce((gate, up, squares), 1, add_triples)
+    else:
+        gates, ups = tl.reduce((gate, up), 1, add_pairs)
+    if squares_ptr is not None:
+        x_scale = 1.0 / tl.sqrt(squares / hidden + eps)
+        gates *= x_scale
+        ups *= x_scale
     if bias_ptr is not None:
         biases = bias_ptr + expert * 2 * inner + gate_rows
         gates += tl.load(biases, mask=in_n, other=0.0).to(tl.float32)
@@ -159,6 +217,10 @@ def _down_kernel(
     experts_ptr,  # (T, TOP_K) int32
     weights_ptr,  # (T, TOP_K) float32
     out_ptr,  # (T, H)
+    residual_ptr,  # (H,), which takes the sum whose norm is the output; or None
+    norm_ptr,  # (H,) weight of that norm
+    squares_ptr,  # float32, one of each program
+    offset,  # of that norm
     hidden,
     inner,
     TOP_K: tl.constexpr,
@@ -186,7 +248,11 @@ def _down_kernel(
         other=0.0,
         eviction_policy="evict_first",
     )
+    if norm_ptr is not None:
+        norm_weight = tl.load(norm_ptr + n, mask=in_n, other=0.0).to(tl.float32) + offset
     wait_for_producers(PDL)
+    if residual_ptr is not None:
+        residual = tl.load(residual_ptr + n, mask=in_n, other=0.0).to(tl.float32)
     x_mask = chosen[:, None] & (k < inner)[None, :]
     x = tl.load(x_rows + k[None, :], mask=x_mask, other=0.0).to(tl.float32)
     acc = w.to(tl.float32) * (x * weights[:, None])[:, None, :]
@@ -208,4 +274,7 @@ def _down_kernel(
         bias = tl.load(biases, mask=chosen[:, None] & in_n[None, :], other=0.0)
         parts += bias.to(tl.float32) * weights[:, None]
     y = tl.sum(parts, axis=0)
+    if residual_ptr is not None:
+        y = y.to(out_ptr.dtype.element_ty).to(tl.float32)
+        y = add_to_residual(y, residual, norm_weight, residual_ptr, squares_ptr, n, hidden)
     tl.store(out_ptr + token * hidden + n, y.to(out_ptr.dtype.element_ty), mask=in_n)

@@ -13,20 +13,27 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from xllm.hardware.kernels.tokens import UnscaledToken
 from xllm.hardware.kernels.triton.launch import (
     allow_consumers,
     arrival_counters,
     pdl_options,
     wait_for_producers,
 )
+from xllm.hardware.kernels.triton.matvec import load_squares, split_norm
 
 _BLOCK_K = 2048
 
 
 def route(
-    x: Tensor, weight: Tensor, top_k: int, normalize: bool, bias: Tensor | None = None
+    x: Tensor | UnscaledToken,
+    weight: Tensor,
+    top_k: int,
+    normalize: bool,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``ops.route``."""
+    x, squares, eps = split_norm(x)
     tokens, hidden = x.shape
     num_experts = weight.shape[0]
     assert top_k <= num_experts and x.stride(1) == 1 and weight.is_contiguous()
@@ -43,14 +50,17 @@ def route(
     if tokens == 1:
         _score_and_choose_kernel[(num_experts,)](
             x,
+            squares,
             weight,
             bias,
             x.new_empty(num_experts),
             arrival_counters(x.device),
             weights,
             experts,
+            eps,
             hidden,
             num_experts,
+            PARTS=0 if squares is None else squares.numel(),
             BLOCK_K=min(triton.next_power_of_2(hidden), _BLOCK_K),
             **constants,
         )
@@ -147,14 +157,17 @@ def _choose_kernel(
 @triton.jit
 def _score_and_choose_kernel(
     x_ptr,  # (H,)
+    squares_ptr,  # (PARTS,) float32, whose sum is that of the squares that scale x; or None
     weight_ptr,  # (E, H)
     bias_ptr,  # (E,), or None
     logits_ptr,  # (E,)
     counter_ptr,  # zero on entry and exit
     weights_ptr,  # (TOP_K,) float32
     experts_ptr,  # (TOP_K,) int32
+    eps,  # of the norm that scales x
     hidden,
     num_experts,
+    PARTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TOP_K: tl.constexpr,
     K_BLOCK: tl.constexpr,
@@ -168,12 +181,16 @@ def _score_and_choose_kernel(
     allow_consumers(PDL)
     w = tl.load(row + k, mask=k < hidden, other=0.0).to(tl.float32)
     wait_for_producers(PDL)
+    if squares_ptr is not None:
+        squares = load_squares(squares_ptr, k, PARTS, BLOCK_K)
     acc = w * tl.load(x_ptr + k, mask=k < hidden, other=0.0).to(tl.float32)
     for start in range(BLOCK_K, hidden, BLOCK_K):
         in_row = start + k < hidden
         w = tl.load(row + start + k, mask=in_row, other=0.0).to(tl.float32)
         acc += w * tl.load(x_ptr + start + k, mask=in_row, other=0.0).to(tl.float32)
     y = tl.sum(acc, axis=0)
+    if squares_ptr is not None:
+        y /= tl.sqrt(tl.sum(squares, axis=0) / hidden + eps)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + expert).to(tl.float32)
     # Rounded to the model's dtype, as a product of its own would be.

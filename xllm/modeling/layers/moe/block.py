@@ -41,15 +41,18 @@ class SparseMLP(nn.Module):
             self.shared_expert_gate = Linear(hidden_size, 1, method=method, dtype=dtype)
 
     @property
-    def reader(self) -> None:
-        """The block's input is read by the router and the experts."""
-        return None
+    def reader(self) -> Experts | None:
+        """The experts, unless others than they and their router read the block's input."""
+        return self.experts if self.shared_expert is None else None
 
     def add_norm(self, x: Tokens, residual: Tensor, norm: RMSNorm) -> tuple[Tokens, Tensor]:
         """``norm.add(self(x), residual)``."""
-        return norm.add(self(x), residual)
+        if self.shared_expert is not None:
+            return norm.add(self(x), residual)
+        weights, experts = self.gate(x)
+        return norm.add_experts(self.experts, x, weights, experts, residual)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tokens) -> Tensor:
         weights, experts = self.gate(x)
         out: Tensor = self.experts(x, weights, experts)
         if self.shared_expert is None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from xllm.hardware.kernels import ops
+from xllm.hardware.kernels.tokens import Tokens
 from xllm.modeling.layers.moe.config import ExpertsConfig
 from xllm.modeling.layers.target import Target
 
@@ -34,7 +35,7 @@ class Router(nn.Module):
     def after_load(self) -> None:
         pass
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tokens) -> tuple[Tensor, Tensor]:
         """x (T, H) -> weights and experts, both (T, top_k)."""
         return ops.route(x, self.weight, self.top_k, self.normalize, self.bias)
 
@@ -78,7 +79,12 @@ class Experts(nn.Module):
         self.packed = ops.pack_experts(self.gate_up, self.down)
         del self.gate_up, self.down
 
-    def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+    @property
+    def into(self) -> Any:
+        """``into`` of the op that makes the input of these experts and their router."""
+        return self.packed
+
+    def forward(self, x: Tokens, weights: Tensor, experts: Tensor) -> Tensor:
         """x (T, H), weights and experts (T, top_k) -> (T, H)."""
         return ops.apply_experts(x, self.packed, weights, experts, self.activation)
 
