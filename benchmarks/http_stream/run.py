@@ -191,7 +191,7 @@ async def measure_unsent(app: ASGIApp, path: str, streams: int, tokens: int) -> 
 
 async def main(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as sock:
-        stack = SimpleNamespace(services=text_services(Path(folder)))
+        stack = SimpleNamespace(services=text_services(Path(folder)), draining=False)
         app = create_app(stack, ServerConfig(), Activity())  # type: ignore[arg-type]
         web = WebServer(app)
         serving = asyncio.create_task(web.serve(sockets=[sock]))

@@ -72,7 +72,7 @@ async def serving(text: str, **config) -> AsyncIterator[SimpleNamespace]:
         stack.tokenizer, tool_format("hermes", "", ""), reasoning_format("qwen3", "", "")
     )
     server_config = ServerConfig(port=0, api_key=[KEY], **config)
-    served = SimpleNamespace(services=stack)
+    served = SimpleNamespace(services=stack, draining=False)
     app = create_app(served, server_config, Activity())
     with contextlib.closing(bind(server_config)) as listener:
         web = WebServer(app)

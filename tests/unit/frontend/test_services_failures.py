@@ -18,6 +18,8 @@ from xllm.frontend.protocol import (
     TokenizeRequest,
     decode_request,
 )
+from xllm.frontend.protocol.messages import MessagesRequest
+from xllm.frontend.protocol.responses import ResponsesRequest
 from xllm.frontend.services import (
     ModelService,
 )
@@ -291,3 +293,69 @@ def test_texts_and_conversations_become_tokens_and_text_again():
             await stack.tokenize.detokenize(DetokenizeRequest(tokens=[-1]))
 
     run(scenario())
+
+
+LONG = "word " * 500
+NO_SCHEMA = {"type": "object", "properties": {"a": {"type": "no such type"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "begins", "param"),
+    [
+        ({"input": LONG}, "input has ", "input"),
+        ({"input": "a", "instructions": LONG}, "input has ", "input"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input: content[0]: ",
+            "input",
+        ),
+        ({"input": "a", "max_output_tokens": 2**40}, "max_output_tokens ", "max_output_tokens"),
+        ({"input": "a", "reasoning": {"effort": "x"}}, "reasoning.effort must ", "reasoning"),
+        (
+            {"input": "a", "tools": [{"type": "function", "name": "f f"}]},
+            "tools[0].name must ",
+            "tools",
+        ),
+        (
+            {
+                "input": "a",
+                "text": {"format": {"type": "json_schema", "name": "x", "schema": NO_SCHEMA}},
+            },
+            "text.format was refused: ",
+            "text",
+        ),
+        ({"input": "a", "model": "zz"}, "model 'zz' ", "model"),
+    ],
+)
+def test_errors_name_the_fields_of_the_responses_api(fields, begins, param):
+    async def scenario():
+        with pytest.raises(RequestError) as caught:
+            await Stack().responses.handle(decode_request(ResponsesRequest, _json(fields)))
+        return caught.value
+
+    error = run(scenario())
+    assert error.message.startswith(begins) and error.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "begins"),
+    [
+        ({"stop_sequences": [""]}, "stop_sequences must not "),
+        ({"system": LONG}, "messages has "),
+        ({"tools": [{"name": "f f", "input_schema": {}}]}, "tools[0].name must "),
+        ({"output_config": {"effort": "x"}}, "output_config.effort must "),
+    ],
+)
+def test_errors_name_the_fields_of_the_messages_api(fields, begins):
+    body = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "a"}]}
+
+    async def scenario():
+        with pytest.raises(RequestError) as caught:
+            await Stack().messages.handle(decode_request(MessagesRequest, _json(body | fields)))
+        return caught.value
+
+    assert run(scenario()).message.startswith(begins)
+
+
+def _json(fields):
+    return msgspec.json.encode(fields)

@@ -27,6 +27,18 @@ _MIN_BUDGET_TOKENS = 1024  # as Anthropic has it
 _FORCED = {"auto": "auto", "any": "required", "none": "none"}
 
 
+# What errors of the chat request are about. Blocks and messages are counted differently.
+CHAT_FIELDS = (
+    (r"messages\[\d+\]\.", "messages: "),
+    (r"response_format(\.json_schema)?", "output_config.format"),
+    ("reasoning_effort", "output_config.effort"),
+    ("stop(?= )", "stop_sequences"),
+    (r"(tools\[\d+\])\.function\.parameters", r"\1.input_schema"),
+    (r"(tools\[\d+\])\.function", r"\1"),
+    ("thinking_token_budget", "thinking.budget_tokens"),
+)
+
+
 def chat_of(body: CountTokensRequest) -> ChatCompletionRequest:
     """The chat request that asks for the same.
 

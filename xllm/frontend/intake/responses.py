@@ -33,6 +33,15 @@ _ABSENT = {
     "prompt": "prompt templates are not kept",
     "top_logprobs": "logprobs are served by /v1/chat/completions",
 }
+# What errors of the chat request are about. Items and messages are counted differently.
+CHAT_FIELDS = (
+    (r"messages\[\d+\]\.", "input: "),
+    ("messages", "input"),
+    (r"response_format(\.json_schema)?", "text.format"),
+    ("reasoning_effort", "reasoning.effort"),
+    (r"max_(completion_)?tokens", "max_output_tokens"),
+    (r"(tools\[\d+\])\.function", r"\1"),
+)
 # Thoughts come in the open, so there is nothing encrypted to include.
 _INCLUDABLE = ("reasoning.encrypted_content",)
 _MAX_METADATA = 16

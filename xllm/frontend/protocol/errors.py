@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -17,6 +19,10 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+
+
+# Regular expressions for the beginnings of messages, and what stands there instead.
+FieldNames = Sequence[tuple[str, str]]
 
 
 class ErrorBody(msgspec.Struct):
@@ -70,9 +76,28 @@ class RequestError(Exception):
         """400 for one field: ``problem`` continues the sentence that the name begins."""
         return cls(400, f"{field} {problem}", param=field)
 
+    def renamed(self, names: FieldNames) -> RequestError:
+        """The same error in the words of an API that calls some fields by other names."""
+        message = self.message
+        for pattern, name in names:
+            message = re.sub(f"^{pattern}", name, message)
+        if message == self.message:
+            return self
+        field = _FIELD.match(message)
+        return RequestError(self.status, message, field and field[0], self.code, self.type)
+
     @classmethod
     def from_value_error(cls, error: ValueError) -> RequestError:
         """400 from the house's ``ValueError``, whose message starts with the field's name."""
         message = str(error)
         field = _FIELD.match(message)
         return cls(400, message, param=field[0] if field else None)
+
+
+@contextlib.contextmanager
+def in_the_words_of(names: FieldNames) -> Iterator[None]:
+    """Rename the fields of errors that come out of the block."""
+    try:
+        yield
+    except RequestError as error:
+        raise error.renamed(names) from None

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from xllm.frontend.intake.anthropic import chat_of
+from xllm.frontend.intake.anthropic import CHAT_FIELDS, chat_of
 from xllm.frontend.output.choice import ChoiceDelta
 from xllm.frontend.parsers.json_text import whole_members
 from xllm.frontend.protocol.chat import ChatCompletionRequest
-from xllm.frontend.protocol.errors import RequestError
+from xllm.frontend.protocol.errors import RequestError, in_the_words_of
 from xllm.frontend.protocol.messages import (
     BlockDelta,
     BlockStart,
@@ -63,7 +63,8 @@ class MessageService:
         chat = _chat_of(body)
         if not self._conversations.bounds_thoughts:
             chat.thinking_token_budget = None  # clients ask any model to think
-        conversation = await self._conversations.open(chat)
+        with in_the_words_of(CHAT_FIELDS):
+            conversation = await self._conversations.open(chat)
         answer = _Answer(conversation, self._conversations.served.shown(body.model))
         if body.stream:
             return await open_stream(conversation, answer)
@@ -75,7 +76,9 @@ class MessageService:
         Raises:
             RequestError: the conversation would be refused.
         """
-        return TokenCount((await self._render.chat(_chat_of(body))).num_tokens)
+        chat = _chat_of(body)
+        with in_the_words_of(CHAT_FIELDS):
+            return TokenCount((await self._render.chat(chat)).num_tokens)
 
 
 class _Answer:

@@ -11,9 +11,14 @@ from typing import Any
 import msgspec
 
 from xllm.core.observability.logging import get_logger
-from xllm.frontend.intake.responses import chat_of, messages_of, messages_of_output
+from xllm.frontend.intake.responses import (
+    CHAT_FIELDS,
+    chat_of,
+    messages_of,
+    messages_of_output,
+)
 from xllm.frontend.protocol.chat import ChatCompletionRequest, ChatMessage
-from xllm.frontend.protocol.errors import RequestError
+from xllm.frontend.protocol.errors import RequestError, in_the_words_of
 from xllm.frontend.protocol.response_events import ResponseEvent
 from xllm.frontend.protocol.responses import (
     DeletedResponse,
@@ -183,7 +188,8 @@ class ResponseService:
     async def _open(
         self, body: ResponsesRequest, chat: ChatCompletionRequest, before: list[ChatMessage]
     ) -> _Making:
-        conversation = await self._conversations.open(chat)
+        with in_the_words_of(CHAT_FIELDS):
+            conversation = await self._conversations.open(chat)
         response = _new_response(body, self._conversations.served.shown(body.model))
         stored = StoredResponse(response, _shown_items(body, response.id), before)
         if response.store:
