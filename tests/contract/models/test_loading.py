@@ -96,6 +96,21 @@ class TestVocabularyPadding:
         assert model.vocab_size == 248
         torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
 
+    @pytest.mark.parametrize("quantization", [None, "int8"])
+    def test_rows_of_logits_begin_at_whole_vectors(self, padded, quantization):
+        """The library's product of an odd number of tokens took five times as long on an H200."""
+        folder, _ = padded
+        files = resolve(folder, vocab_size=241)
+        model = load_model(files, dtype=torch.bfloat16, quantization=quantization)
+        hidden = torch.randn(3, model.config.hidden_size).bfloat16()
+        logits = model.compute_narrow_logits(hidden)
+        assert logits.shape == (3, 241) and logits.stride(1) == 1
+        assert logits.stride(0) * logits.element_size() % 16 == 0
+        head = safetensors.torch.load_file(folder / WEIGHTS)
+        head = head.get("lm_head.weight", head["model.embed_tokens.weight"])[:241]
+        expected = hidden.float() @ head.float().T
+        torch.testing.assert_close(logits.float(), expected, atol=0.05, rtol=0.05)
+
     def test_rows_beyond_the_config_are_dropped(self, padded):
         folder, expected = padded
         edit_config(folder, vocab_size=248)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from xllm.hardware.kernels.tokens import Tokens
 from xllm.modeling.layers.linear import Linear
 from xllm.modeling.layers.target import Target
 from xllm.modeling.quantization.base import QuantMethod
@@ -39,8 +40,14 @@ class Embedding(nn.Module):
         self.weight.copy_(weight[: self.weight.shape[0]])
 
 
+# Matrix libraries fall back to kernels several times slower where rows of the result do not begin
+# at multiples of 16 bytes; Qwen3 has 151,669 tokens.
+_UNIT = 64
+
+
 class Head(Linear):
-    """Hidden states to logits over the real vocabulary: padding rows are never multiplied.
+    """Hidden states to logits over the real vocabulary: of the checkpoint's padding, no row is
+    multiplied, but for up to 63 rows of zeros whose logits are cut off.
 
     Args:
         num_rows: rows of the checkpoint's matrix (the config's vocab_size).
@@ -59,7 +66,9 @@ class Head(Linear):
         dtype: torch.dtype,
     ) -> None:
         assert vocab_size <= num_rows
-        super().__init__(hidden_size, vocab_size, method=method, dtype=dtype)
+        padded = -(-vocab_size // _UNIT) * _UNIT
+        super().__init__(hidden_size, padded, method=method, dtype=dtype)
+        self._vocab_size = vocab_size
         self._tied = (tied,)  # in a tuple: not a submodule of this layer
 
     @property
@@ -69,7 +78,7 @@ class Head(Linear):
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         if not self.tied:
-            shape = (self.out_features, self.in_features)
+            shape = (self._vocab_size, self.in_features)
             yield f"{prefix}.weight", Target(shape, self._load, extra_rows=True)
 
     def after_load(self) -> None:
@@ -78,5 +87,11 @@ class Head(Linear):
             self._load(embedding.weight)
         super().after_load()
 
+    def forward(self, x: Tokens) -> Tensor:
+        """(M, H) -> (M, vocab_size), rows perhaps apart in memory."""
+        return super().forward(x)[:, : self._vocab_size]
+
     def _load(self, weight: Tensor) -> None:
-        self.method.load_rows(self, 0, weight[: self.out_features])
+        self.method.load_rows(self, 0, weight[: self._vocab_size])
+        zeros = weight.new_zeros(self.out_features - self._vocab_size, self.in_features)
+        self.method.load_rows(self, self._vocab_size, zeros)
