@@ -30,6 +30,7 @@ from xllm.entrypoints.cli.bench import workloads
 from xllm.execution.worker import Worker
 
 VOCAB = 151936
+_QWEN3_TOKENS = 151669  # that its tokenizer knows: logits of an odd width, as a server has them
 _QWEN3 = {
     "model_type": "qwen3",
     "hidden_act": "silu",
@@ -127,7 +128,10 @@ class Engine:
             scheduler=SchedulerConfig(max_num_seqs=max_rows, max_num_batched_tokens=step_tokens),
             execution=ExecutionConfig(device="cuda", **execution),
         )
-        files = ModelFiles(name=model, folder="", config=MODELS[model], format="dummy")
+        known = _QWEN3_TOKENS if MODELS[model]["vocab_size"] == VOCAB else None
+        files = ModelFiles(
+            name=model, folder="", config=MODELS[model], format="dummy", vocab_size=known
+        )
         self.phases: dict[str, float] = {}
         self._begin = time.perf_counter()
         self.worker = Worker(config, files, self._note)
