@@ -298,7 +298,7 @@ def test_input_items_come_in_pages():
         ({"text": {"format": {"type": "xml"}}}, "text"),
         ({"temperature": 1e9}, "temperature"),
         ({"extra_body": {"deadline_ms": -1}}, "deadline_ms"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "messages"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
     ],
 )
 def test_what_is_not_served_is_refused_naming_the_field(fields, param):
