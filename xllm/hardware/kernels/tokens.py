@@ -1,7 +1,7 @@
 """What an op passes to the one product that reads its result, where that is not a plain tensor.
 
-Made by the ops with an argument ``into``, read by the products: ``linear`` and those made of it, and,
-of norms, ``route`` and the experts.
+Made by the ops with an argument ``into``, read by the products: ``linear`` and those made of it,
+and, of norms, ``route`` and the experts.
 """
 
 from __future__ import annotations
