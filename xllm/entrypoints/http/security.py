@@ -81,7 +81,10 @@ async def read_body(
     try:
         async with asyncio.timeout(timeout_seconds):
             while True:
-                message = await asyncio.wait_for(request.receive(), BODY_TIMEOUT_SECONDS)
+                # Not wait_for: before Python 3.12 it returns what has just come in place of being
+                # cancelled, and the outer timeout would never end this.
+                async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+                    message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
                 body += message.get("body", b"")
