@@ -9,14 +9,13 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from tests.contract.kernels.harness import Implementation
-from xllm.hardware.kernels import binding
+from xllm.hardware.kernels import binding, ops
 from xllm.hardware.kernels.cpu import native
 from xllm.hardware.platforms.processor import processor
 
@@ -29,14 +28,14 @@ def own_engines() -> list[str]:
     return [name for name, features in needs.items() if features <= processor().features]
 
 
-def _bind(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[..., Any]]:
-    """The CPU's op functions over ``library``: the op files take their entry points on import."""
+def _bind(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the ops on ``library``: the CPU's op files take their entry points on import."""
     monkeypatch.setattr(native, "library", lambda: library)
     for file in sorted(set(binding.OP_FILES.values())):
         name = f"xllm.hardware.kernels.cpu.{file}"
         if importlib.util.find_spec(name) is not None:
             importlib.reload(importlib.import_module(name))
-    return binding.implementations("cpu")
+    ops.use_platform("cpu")
 
 
 @pytest.fixture(
@@ -55,9 +54,11 @@ def implementation(request: pytest.FixtureRequest) -> Iterator[Implementation]:
     library.xllm_limit_engine(_ENGINES[engine])
     assert library.xllm_engine() == _ENGINES[engine]
     with pytest.MonkeyPatch.context() as monkeypatch:
-        yield Implementation(request.param, _bind(library, monkeypatch))
+        _bind(library, monkeypatch)
+        yield Implementation(request.param, vars(ops))
         library.xllm_limit_engine(max(_ENGINES.values()))
     own = native.library()
     if own is not None:
         with pytest.MonkeyPatch.context() as monkeypatch:
             _bind(own, monkeypatch)
+    ops.use_platform("reference")

@@ -31,9 +31,19 @@ def test_binding_is_lazy_and_then_direct() -> None:
     assert ops.linear is reference.linear
 
 
-def test_every_declared_op_has_a_reference() -> None:
-    found = binding.implementations("reference")
-    assert set(found) == {*binding.OP_FILES, *binding.COMPOSED_OPS}
+def test_every_op_has_a_reference_or_is_made_of_others() -> None:
+    made_of_others = {"gated_linear", "linear_add_rms_norm", "experts_add_rms_norm"}
+    assert set(binding.implementations("reference")) == set(binding.OP_FILES) - made_of_others
+
+
+def test_an_op_made_of_others_calls_the_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, residual = torch.ones(4), torch.ones(1, 4)
+    ops.use_platform("reference")
+    packed = ops.pack_linear(torch.eye(4))
+    monkeypatch.setattr(ops, "linear", lambda x, packed, bias: 2 * reference.linear(x, packed))
+    normed, _ = ops.linear_add_rms_norm(torch.ones(1, 4), packed, None, residual, weight, 0.0)
+    assert residual.tolist() == [[3.0] * 4]
+    assert normed.tolist() == [[1.0] * 4]
 
 
 def test_a_tracer_sees_shapes_without_running_kernels() -> None:
@@ -44,6 +54,7 @@ def test_a_tracer_sees_shapes_without_running_kernels() -> None:
         assert ops.rms_norm(x, torch.empty(64), 1e-5).shape == (3, 64)
         assert ops.act_and_mul(x, "silu").shape == (3, 32)
         assert ops.linear(x, packed).shape == (3, 32)
+        assert ops.gated_linear(x, packed, None, "silu").shape == (3, 16)
 
 
 def test_traceable_ops_compute_the_same() -> None:

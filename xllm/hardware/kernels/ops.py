@@ -1,8 +1,9 @@
 """Every op that models call: its meaning, shapes, dtypes and errors.
 
-The bodies here run the plain-torch ``reference``. ``use_platform`` replaces the functions of this
-module by a platform's own, so that afterwards ``ops.rms_norm(...)`` is one plain Python call;
-call ops through the module (``ops.rms_norm``), never through an imported name.
+The bodies here run the plain-torch ``reference``, or other ops in a row. ``use_platform`` replaces
+the functions of this module by a platform's own, so that afterwards ``ops.rms_norm(...)`` is one
+plain Python call; call ops through the module (``ops.rms_norm``), never through an imported name.
+An op that is others in a row keeps its body where a platform has nothing better.
 
 Shapes: T tokens of the batch, S rows, H hidden size, I intermediate size, Hq/Hk query/KV heads,
 D head dimension, K/N input/output features, B blocks per row, E experts. Activations, norm weights
@@ -471,4 +472,8 @@ def use_platform(name: str, *, traceable: bool = False) -> None:
     Raises:
         ValueError: no such platform; the message lists those that exist.
     """
-    binding.bind(globals(), name, traceable)
+    binding.bind(globals(), _DECLARED, name, traceable)
+
+
+# As they stand above, before any platform.
+_DECLARED = {op: globals()[op] for op in binding.OP_FILES}
