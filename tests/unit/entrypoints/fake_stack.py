@@ -1,17 +1,23 @@
 """A serving stack without an engine: services are plain functions of the test."""
 
 import asyncio
+import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI
 
 from xllm.core.config import ServerConfig
 from xllm.core.messages.server import EngineStats
 from xllm.entrypoints.http.activity import Activity
 from xllm.entrypoints.http.app import create_app
+from xllm.entrypoints.http.lifecycle import WebServer
+
+BODY_PATH = "/v1/completions"
 
 
 async def echo(body: Any) -> Any:
@@ -89,3 +95,39 @@ async def stream_of(
         yield batch
     if error is not None:
         raise error
+
+
+class Running:
+    """The application on a real socket."""
+
+    def __init__(self, stack: FakeStack, **config: Any) -> None:
+        self._app = app_of(stack, **config)
+
+    async def __aenter__(self) -> "Running":
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._web = WebServer(self._app)
+        self._task = asyncio.create_task(self._web.serve(sockets=[self._listener]))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._web.stop()
+        await self._task
+
+    async def send(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(data)
+        return reader, writer
+
+    async def post(self, body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        content = json.dumps(body).encode()
+        head = f"POST {BODY_PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+        return await self.send(head.encode() + content)
+
+
+async def until(condition: Any) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("timed out")

@@ -2,18 +2,15 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import uvicorn
-from fake_stack import FakeStack, app_of, call, stream_of
+from fake_stack import BODY_PATH as PATH
+from fake_stack import FakeStack, Running, app_of, call, stream_of, until
 
-from xllm.entrypoints.http.lifecycle import WebServer
 from xllm.frontend.protocol.errors import RequestError
 
-PATH = "/v1/completions"
 BODY = {"prompt": "x", "stream": True}
 
 
@@ -82,43 +79,6 @@ def test_a_stream_that_takes_too_long_ends_with_an_error_and_is_closed() -> None
     assert closed == [True]
 
 
-class Running:
-    """The application on a real socket."""
-
-    def __init__(self, stack: FakeStack, **config: Any) -> None:
-        self._app = app_of(stack, **config)
-
-    async def __aenter__(self) -> "Running":
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._web = WebServer(self._app)
-        assert isinstance(self._web, uvicorn.Server)
-        self._task = asyncio.create_task(self._web.serve(sockets=[self._listener]))
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        self._web.stop()
-        await self._task
-
-    async def send(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(data)
-        return reader, writer
-
-    async def post(self, body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        content = json.dumps(body).encode()
-        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
-        return await self.send(head.encode() + content)
-
-
-async def until(condition: Any) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("timed out")
-
-
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_client_that_leaves_cancels_its_request(streamed: bool) -> None:
     events = []
@@ -169,86 +129,5 @@ def test_a_reader_that_stalls_stops_no_other_stream() -> None:
                 await asyncio.wait_for(reader.readuntil(b"[DONE]"), 1.0)
                 writer.close()
             stalled.close()
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("piece", [b"A: bcde\r\n" * 111, b"x" * 1000])
-def test_headers_without_end_are_refused(piece: bytes) -> None:
-    async def scenario() -> None:
-        async with Running(FakeStack()) as server:
-            reader, writer = await server.send(b"GET / HTTP/1.1\r\nA: ")
-            for _ in range(66):
-                writer.write(piece)
-                await writer.drain()
-                await asyncio.sleep(0)
-            answer = await asyncio.wait_for(reader.read(), 5.0)
-            assert answer.startswith(b"HTTP/1.1 431 ")
-
-    asyncio.run(scenario())
-
-
-def test_headers_without_end_behind_other_requests_are_refused() -> None:
-    async def scenario() -> None:
-        async with Running(FakeStack()) as server:
-            get = b"GET /health HTTP/1.1\r\nHost: x\r\n"
-            reader, writer = await server.send((get + b"\r\n") * 3 + get + b"A: ")
-            served = b""
-            while served.count(b"HTTP/1.1 200 ") < 3:
-                served += await asyncio.wait_for(reader.read(1 << 16), 5.0)
-            for _ in range(66):  # not many more: unread ones would reset the connection
-                writer.write(b"x" * 1000)
-                await writer.drain()
-                await asyncio.sleep(0)
-            answer = await asyncio.wait_for(reader.read(), 5.0)
-            assert b"HTTP/1.1 431 " in answer
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("cut", [0, 5, 20, 40])
-def test_requests_sent_ahead_are_served_however_many_arrive_together(cut: int) -> None:
-    async def scenario() -> None:
-        async with Running(FakeStack()) as server:
-            get = b"GET /health HTTP/1.1\r\nHost: x\r\n"
-            body = b"x" * 90_000  # not JSON, so one answer of 400 among those of 200
-            post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n"
-            last = get + b"Connection: close\r\n\r\n"
-            sent = (get + b"\r\n") * 2500 + post + body + last[:cut]
-            reader, writer = await server.send(sent)
-            answer = asyncio.create_task(reader.read())
-            await asyncio.sleep(0.2)
-            writer.write(last[cut:])
-            read = await asyncio.wait_for(answer, 20.0)
-            assert read.count(b"HTTP/1.1 200 ") == 2501
-            assert read.count(b"HTTP/1.1 400 ") == 1
-            assert read.count(b"HTTP/1.1 ") == 2502
-
-    asyncio.run(scenario())
-
-
-def test_a_connection_that_never_asks_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xllm.entrypoints.http.security.HEADER_TIMEOUT_SECONDS", 0.1)
-
-    async def scenario() -> None:
-        async with Running(FakeStack()) as server:
-            for data in (b"", b"GET /health HTTP/1.1\r\nHost"):
-                reader, _ = await server.send(data)
-                assert await asyncio.wait_for(reader.read(), 5.0) == b""
-
-    asyncio.run(scenario())
-
-
-def test_many_requests_on_one_connection_are_served() -> None:
-    async def scenario() -> None:
-        async with Running(FakeStack()) as server:
-            reader, writer = await server.send(b"")
-            for _ in range(50):
-                writer.write(
-                    b"GET /health HTTP/1.1\r\nHost: x\r\nX-Pad: " + b"y" * 5000 + b"\r\n\r\n"
-                )
-                assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-                await reader.readuntil(b'{"status":"ok"}')
-            writer.close()
 
     asyncio.run(scenario())

@@ -24,7 +24,7 @@ from xllm.core.config import ServerConfig, XllmConfig
 from xllm.core.observability.logging import configure_logging, get_logger
 from xllm.entrypoints.http.activity import Activity
 from xllm.entrypoints.http.app import create_app
-from xllm.entrypoints.http.security import GuardedHttpProtocol
+from xllm.entrypoints.http.connection import GuardedHttpProtocol
 from xllm.entrypoints.http.startup import StartupReport
 
 logger = get_logger(__name__)
