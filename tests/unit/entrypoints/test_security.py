@@ -76,6 +76,29 @@ def test_a_large_body_is_413_before_it_is_read(declared: bool) -> None:
     assert len(sent) <= 4
 
 
+@pytest.mark.parametrize(
+    ("codings", "status"),
+    [
+        (["identity"], 200),
+        (["Identity "], 200),
+        ([""], 200),
+        (["gzip"], 415),
+        (["BR"], 415),
+        (["gzip, identity"], 415),
+        (["identity", "deflate"], 415),
+    ],
+)
+def test_an_encoded_body_is_415_that_names_the_header(codings: list[str], status: int) -> None:
+    headers = [("Content-Encoding", coding) for coding in codings]
+    for path in ("/v1/completions", "/v1/messages"):
+        body = {"prompt": "x", "messages": [], "max_tokens": 1}
+        response = call(app_of(FakeStack()), "POST", path, json=body, headers=headers)
+        assert response.status_code == status
+        if status == 415:
+            assert "Content-Encoding" in response.json()["error"]["message"]
+            assert response.headers["accept-encoding"] == "identity"
+
+
 @pytest.mark.parametrize("pause", [0.01, 5.0])
 def test_a_body_that_does_not_come_to_an_end_is_408(
     pause: float, monkeypatch: pytest.MonkeyPatch

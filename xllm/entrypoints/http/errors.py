@@ -20,6 +20,7 @@ logger = get_logger(__name__)
 _HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
     408: {"Connection": "close"},  # the rest of the body may come at any time
+    415: {"Accept-Encoding": "identity"},
     429: {"Retry-After": "1"},
     503: {"Retry-After": "5"},
 }

@@ -66,8 +66,14 @@ async def read_body(
         timeout_seconds: for all of it, however steadily its pieces come; None for no limit.
 
     Raises:
-        RequestError: 413 above ``max_bytes``, 408 when the client stalls or takes too long.
+        RequestError: 413 above ``max_bytes``, 408 when the client stalls or takes too long, 415
+            for a body that is encoded.
     """
+    for coding in request.headers.getlist("content-encoding"):
+        if coding.strip().lower() not in ("", "identity"):
+            raise RequestError(
+                415, f"Content-Encoding must be identity, got {coding[:64]!r}: send the body plain"
+            )
     too_large = RequestError(413, f"the request body is larger than {max_bytes} bytes")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
