@@ -30,6 +30,19 @@ def test_a_completion_streams_the_same_text_that_it_returns_whole(server: Server
     assert [c["choices"][0]["finish_reason"] for c in parsed][-1] == "length"
 
 
+def test_a_truncated_prompt_is_its_end_and_nothing_else(server: Server) -> None:
+    whole = "He went home. Once upon a time"
+    ids = server.http.post("/tokenize", json={"prompt": whole}).json()["tokens"]
+    end = server.complete(prompt=ids[-6:], temperature=0).json()
+    cut = server.complete(
+        prompt=whole, truncate_prompt_tokens=6, temperature=0, echo=True, return_token_ids=True
+    ).json()
+    assert cut["usage"]["prompt_tokens"] == 6
+    assert cut["choices"][0]["prompt_token_ids"] == ids[-6:]
+    assert cut["choices"][0]["text"].endswith(end["choices"][0]["text"])
+    assert "He went" not in cut["choices"][0]["text"]
+
+
 def test_a_chat_is_answered_with_the_model_template(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "model": "tiny"}
     answer = server.http.post("/v1/chat/completions", json=body).json()

@@ -96,6 +96,7 @@ SEEDS: tuple[Seed, ...] = (
     _complete(prompt=["A", "B"], n=2, best_of=2, stream=True, echo=True, logprobs=2),
     _complete(prompt=[5, 6, 7], max_tokens=0, echo=True, logprobs=1),
     _complete(prompt=[[5, 6], [7]], prompt_logprobs=1, return_token_ids=True),
+    _complete(prompt=["A B C", "D"], truncate_prompt_tokens=2, truncation_side="left", echo=True),
     _complete(stop_token_ids=[9], allowed_token_ids=[8, 9, 10], skip_special_tokens=False),
     _complete(structured_outputs={"choice": ["yes", "no"]}, priority=1, cache_salt="s"),
     _complete(structured_outputs={"grammar": 'start: "a" | "b"'}, stream=True),

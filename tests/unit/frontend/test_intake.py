@@ -19,6 +19,8 @@ from xllm.frontend.protocol import (
     TokenizeRequest,
     decode_request,
 )
+from xllm.frontend.protocol.messages import MessagesRequest
+from xllm.frontend.protocol.sample import SampleRequest
 from xllm.frontend.text.chat_template import ChatTemplate
 
 TEMPLATE = (
@@ -215,6 +217,69 @@ def test_a_huge_text_is_refused_without_being_tokenized(monkeypatch):
     assert "4800000 characters" in error.message
     error = refusal(chat, factory, "lorem ipsum " * 400_000)
     assert "cannot fit the context length" in error.message
+
+
+def ids_of(request):
+    return request.prompt_token_ids.tolist()
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_the_last_tokens_of_a_long_prompt_are_kept(adds_bos):
+    tokenizer = fakes.byte_level(adds_bos=adds_bos)
+    factory = make_factory(tokenizer)
+    frame = tokenizer.frame_size
+    whole = tokenizer.encode("abcdefghij")
+    for keep in range(1, len(whole) + 2):
+        (cut,) = completion(factory, prompt="abcdefghij", truncate_prompt_tokens=keep)
+        kept = whole[-max(keep - frame, 0) :] if keep > frame else []
+        assert ids_of(cut) == (whole if keep >= len(whole) else whole[:frame] + kept)
+        (cut,) = completion(factory, prompt=[5, 6, 7, 8], truncate_prompt_tokens=keep)
+        assert ids_of(cut) == [5, 6, 7, 8][-keep:]
+    pair = completion(factory, prompt=[[5, 6, 7], [8]], truncate_prompt_tokens=2)
+    assert [ids_of(request) for request in pair] == [[6, 7], [8]]
+    long = completion(factory, prompt="z" * 1_000_000, truncate_prompt_tokens=8)
+    assert len(ids_of(long[0])) == 8
+
+
+def test_truncation_by_minus_one_leaves_room_for_the_answer():
+    factory = make_factory(max_model_len=64)
+    for max_tokens, kept in ((None, 48), (10, 54), (0, 64)):
+        fields = {} if max_tokens is None else {"max_tokens": max_tokens}
+        (cut,) = completion(factory, prompt=[5] * 99, truncate_prompt_tokens=-1, **fields)
+        assert len(ids_of(cut)) == kept
+    cut = chat(factory, "x" * 99, truncate_prompt_tokens=-1).request
+    assert (len(ids_of(cut)), cut.max_tokens) == (63, 1)
+    error = refusal(completion, factory, prompt=[5], max_tokens=64, truncate_prompt_tokens=-1)
+    assert error.param == "truncate_prompt_tokens" and "64" in error.message
+
+
+def test_a_chat_keeps_the_end_of_its_rendered_prompt():
+    factory = make_factory()
+    whole = chat(factory, "Hello you")
+    cut = chat(factory, "Hello you", truncate_prompt_tokens=7)
+    assert ids_of(cut.request) == ids_of(whole.request)[-7:]
+    assert whole.prompt_text is not None and cut.prompt_text is None
+
+
+@pytest.mark.parametrize("asked", [0, -2, 64, 2**40])
+@pytest.mark.parametrize("ask", [completion, chat])
+def test_a_truncation_out_of_bounds_is_refused_with_the_limit(ask, asked):
+    error = refusal(ask, make_factory(max_model_len=64), truncate_prompt_tokens=asked)
+    assert error.param == "truncate_prompt_tokens"
+    assert error.message == f"truncate_prompt_tokens must be -1 or between 1 and 63, got {asked}"
+
+
+def test_the_beginning_of_a_prompt_cannot_be_kept():
+    error = refusal(completion, make_factory(), truncation_side="right")
+    assert error.param == "truncation_side"
+
+
+@pytest.mark.parametrize("schema", [TokenizeRequest, SampleRequest, MessagesRequest])
+def test_where_prompts_are_never_cut_the_wish_is_refused(schema):
+    body = b'{"prompt": "x", "truncate_prompt_tokens": 5}'
+    with pytest.raises(RequestError, match="truncate_prompt_tokens") as caught:
+        decode_request(schema, body)
+    assert caught.value.param == "truncate_prompt_tokens"
 
 
 def test_long_arguments_of_calls_are_refused_before_they_are_read():

@@ -37,6 +37,7 @@ from xllm.frontend.intake.structured import Form, asked_form, to_grammar
 from xllm.frontend.intake.thinking import FIELD as BUDGET_FIELD
 from xllm.frontend.intake.thinking import bound_thoughts
 from xllm.frontend.intake.tools import ToolUse, tool_use
+from xllm.frontend.intake.truncation import KeptText, last_tokens, num_kept
 from xllm.frontend.parsers import MessageParser
 from xllm.frontend.parsers.answer import AnswerFormats, Expected
 from xllm.frontend.protocol.chat import ChatCompletionRequest
@@ -56,9 +57,9 @@ _ENDPOINTS = {"embed": "/v1/embeddings", "classify": "/v1/classify, /v1/score or
 class PreparedRequest:
     """A request for the engine, and what reading its answer takes.
 
-    ``prompt_text`` is the prompt if it came as text. ``new_parser`` makes the reader of one
-    choice's text; None where all of it is content. ``grammar_field`` is what an error of the
-    request's grammar blames.
+    ``prompt_text`` is the prompt if it came as text and all of it is used. ``new_parser`` makes the
+    reader of one choice's text; None where all of it is content. ``grammar_field`` is what an error
+    of the request's grammar blames.
     """
 
     request: Request
@@ -123,12 +124,14 @@ class RequestFactory:
             params = chat_params(body, self.defaults)
             tools = tool_use(body)
             text = self.render(body, tools)
-            ids = self.encode("messages", [text], body.add_special_tokens is True)[0]
+            keep = num_kept(body.truncate_prompt_tokens, params.max_tokens, self.limits)
+            special = body.add_special_tokens is True
+            ((shown, ids),) = self._encode_last("messages", [text], special, keep)
             thinking = self.formats.thinking(text, prefill_of(body))
             off = thinking is None and thinking_is_off(body)  # and the template does not say so
             begins = False if off else thinking
             form = self._form(body, tools, begins)
-            prepared = self._make("messages", ids, params, body, text, form)
+            prepared = self._make("messages", ids, params, body, shown, form)
             if (budget := body.thinking_token_budget) is not None:
                 prepared = self._bounded(prepared, budget, begins)
             expected = Expected(
@@ -150,10 +153,10 @@ class RequestFactory:
             if body.suffix:
                 raise ValueError("suffix is not supported: the model cannot fill in the middle")
             params = completion_params(body, self.defaults)
-            texts, prompts = self._prompts(body, params.n)
+            keep = num_kept(body.truncate_prompt_tokens, params.max_tokens, self.limits)
             return [
                 self._make("prompt", ids, params, body, text, asked_form(body))
-                for text, ids in zip(texts, prompts, strict=True)
+                for text, ids in self._prompts(body, params.n, keep)
             ]
         except ValueError as error:
             raise RequestError.from_value_error(error) from None
@@ -307,25 +310,35 @@ class RequestFactory:
         )
 
     def _prompts(
-        self, body: CompletionRequest, n: int
-    ) -> tuple[Sequence[str | None], Sequence[Sequence[int]]]:
-        """Texts (None for ids) and token ids of every prompt."""
+        self, body: CompletionRequest, n: int, keep: int | None
+    ) -> Sequence[tuple[str | None, Sequence[int]]]:
+        """Text (None for ids) and token ids of every prompt, its last ``keep`` if that is given."""
         prompt = body.prompt
         entries = [prompt] if isinstance(prompt, str) else prompt
         if not entries:
             raise ValueError("prompt must not be empty")
-        if isinstance(entries[0], int) and len(entries) > self.limits.max_model_len:
+        long = keep is None and len(entries) > self.limits.max_model_len
+        if long and isinstance(entries[0], int):
             self.limits.check_prompt("prompt", entries, 0)  # type: ignore[arg-type]
         if all(type(entry) is int for entry in entries):
-            return [None], [entries]  # type: ignore[list-item]
+            return [(None, entries[-keep:] if keep else entries)]  # type: ignore[list-item]
         self.limits.check_sequences(len(entries), n)
         texts = [entry for entry in entries if isinstance(entry, str)]
         if len(texts) == len(entries):
-            return texts, self.encode("prompt", texts, body.add_special_tokens is not False)
+            special = body.add_special_tokens is not False
+            return self._encode_last("prompt", texts, special, keep)
         lists = [entry for entry in entries if isinstance(entry, list)]
         if len(lists) != len(entries):
             raise ValueError("prompt must hold only strings, only token ids or only lists of ids")
-        return [None] * len(lists), lists
+        return [(None, ids[-keep:] if keep else ids) for ids in lists]
+
+    def _encode_last(
+        self, field: str, texts: Sequence[str], special: bool, keep: int | None
+    ) -> Sequence[KeptText]:
+        """Texts with their token ids, of which ``keep`` are kept if that is given."""
+        if keep is None:
+            return list(zip(texts, self.encode(field, texts, special), strict=True))
+        return last_tokens(self.tokenizer, self.limits, texts, keep, add_special_tokens=special)
 
     def _make(
         self,

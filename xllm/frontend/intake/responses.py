@@ -26,7 +26,7 @@ from xllm.frontend.protocol.sampling import ResponseFormat
 _SAME = (
     *("model", "parallel_tool_calls", "temperature", "top_p", "top_k", "min_p", "seed", "stop"),
     *("repetition_penalty", "ignore_eos", "priority", "cache_salt", "timeout", "deadline_ms"),
-    "chat_template_kwargs",
+    *("truncate_prompt_tokens", "chat_template_kwargs"),
 )
 _ABSENT = {
     "conversation": "conversations are not kept; use previous_response_id",

@@ -79,6 +79,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    truncate_prompt_tokens: None = None  # not served
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):

@@ -15,10 +15,15 @@ Input = str | list[str | int | list[int]]
 
 
 class PoolingFields(msgspec.Struct, kw_only=True):
-    """Fields of every pooling endpoint. ``truncate_prompt_tokens`` -1 cuts to the context."""
+    """Fields of every pooling endpoint.
+
+    Of a prompt with more than ``truncate_prompt_tokens`` tokens the first ones are kept; -1 cuts to
+    the context.
+    """
 
     model: str | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["right"] | None = None
     priority: int | None = None
     request_id: str | None = None
     cache_salt: str | None = None

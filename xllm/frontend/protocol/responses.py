@@ -94,6 +94,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     timeout: float | None = None
     deadline_ms: float | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -30,6 +30,7 @@ class SampleRequest(msgspec.Struct, kw_only=True):
     logprobs: int | None = None
     add_special_tokens: bool | None = None
     priority: int | None = None
+    truncate_prompt_tokens: None = None  # not served
     user: str | None = None
 
 

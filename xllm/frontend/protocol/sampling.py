@@ -30,6 +30,8 @@ class CommonFields(msgspec.Struct, kw_only=True):
     Without a value a sampling field takes the model's generation config, else the API's default.
     ``deadline_ms`` (or ``timeout``, in seconds) ends the request with a 504 that long after its
     arrival. ``ttft_slo_ms`` and ``tpot_slo_ms`` are wishes that travel with the request.
+    Of a prompt with more than ``truncate_prompt_tokens`` tokens the last ones are kept; -1 leaves
+    room for ``max_tokens`` in the context.
     ``user``, ``metadata``, ``store`` and ``service_tier`` are accepted and change nothing.
     """
 
@@ -71,6 +73,8 @@ class CommonFields(msgspec.Struct, kw_only=True):
     regex: str | None = None
     ebnf: str | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left"] | None = None
     priority: int | None = None
     timeout: float | None = None
     deadline_ms: float | None = None

@@ -23,6 +23,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
+    truncate_prompt_tokens: None = None  # not served
 
 
 class TokenizeResponse(msgspec.Struct):
