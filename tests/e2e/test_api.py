@@ -92,6 +92,21 @@ def test_token_counters_rise_by_what_was_made_and_gauges_return_to_zero(server: 
     assert server.metrics()["xllm:kv_cache_usage_ratio"] == 0
 
 
+def test_a_beam_search_is_one_request_in_the_metrics(server: Server) -> None:
+    before = server.metrics()
+    body = {"use_beam_search": True, "n": 3, "max_tokens": 4, "ignore_eos": True}
+    usage = server.complete(**body).json()["usage"]
+    after = server.metrics()
+    rise = {name: after[name] - before[name] for name in after if name in before}
+    assert rise["xllm:requests_started_total"] == 1
+    assert rise['xllm:requests_finished_total{reason="length"}'] == 1
+    assert rise["xllm:prompt_tokens_total"] == usage["prompt_tokens"]
+    assert rise["xllm:generation_tokens_total"] == 1 + 3 * 3  # a beam's first token is shared
+    for histogram in ("time_to_first_token", "e2e_request_latency", "request_queue_time"):
+        assert rise[f"xllm:{histogram}_seconds_count"] == 1
+    assert server.http.get("/load").json()["server_load"] == 0
+
+
 def test_a_client_that_leaves_frees_the_engine_and_is_counted_once_as_abort(
     server: Server,
 ) -> None:

@@ -81,6 +81,8 @@ class FakeEngineClient:
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.aborted: list[tuple[int, int, bool]] = []
+        self.begun: list[int] = []
+        self.ended: list[tuple[int, str]] = []
         self.refusal: Exception | None = None
         self.ready: EngineReady | None = EngineReady(
             model="tiny", max_model_len=64, vocab_size=300, num_kv_tokens=640, max_concurrency=10.0
@@ -96,6 +98,14 @@ class FakeEngineClient:
         if self.refusal is not None:
             raise self.refusal
         self.requests.extend(requests)
+
+    def begin(self, requests: Sequence[Request]) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.begun += [request.handle for request in requests]
+
+    def end(self, requests: Sequence[Request], reasons: Sequence[str]) -> None:
+        self.ended += [(r.handle, reason) for r, reason in zip(requests, reasons, strict=True)]
 
     def abort(self, handles: Sequence[int], choices: Sequence[int], stopped: bool = False) -> None:
         self.aborted += [(h, c, stopped) for h, c in zip(handles, choices, strict=True)]

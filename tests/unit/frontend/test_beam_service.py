@@ -45,9 +45,10 @@ def test_each_step_asks_for_one_token_of_every_beam():
         stack = Stack()
         fields = {"prompt": [50], "max_tokens": 3, "n": 2, "beam_width": 3, "priority": 7}
         answer = await search(stack, "completion", return_token_ids=True, **fields)
-        return stack.client.requests, answer
+        return stack.client, answer
 
-    requests, answer = run(scenario())
+    client, answer = run(scenario())
+    requests = client.requests
     lengths = [len(request.prompt_token_ids) for request in requests]
     assert lengths == [1, 2, 2, 2, 3, 3, 3]
     assert {request.priority for request in requests} == {7}
@@ -55,6 +56,8 @@ def test_each_step_asks_for_one_token_of_every_beam():
     # The likeliest successors of t are t+2, t+3, ... at the same probability.
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     assert [len(choice["token_ids"]) for choice in answer["choices"]] == [3, 3]
+    (whole,) = {request.part_of for request in requests}
+    assert client.begun == [whole] and client.ended == [(whole, "length")]
     assert answer["choices"][0]["token_ids"] == [52, 54, 56]
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["completion_tokens"] == 6
@@ -170,6 +173,7 @@ def test_a_cancelled_search_leaves_nothing_running(failing):
         with pytest.raises(asyncio.CancelledError):
             await task
         assert stack.dispatcher.num_open == 0
+        assert [reason for _, reason in stack.client.ended] == ["abort"]
         stack.dispatcher.check()
 
     run(scenario())

@@ -188,6 +188,17 @@ class ProcessEngineClient:
         Raises:
             RequestError: 503 while loading, ending or dead; 429 when too many wait.
         """
+        self.begin(requests)
+        self._channel.send(AddRequests(list(requests)))
+        if self._watcher is None or self._watcher.done():
+            self._watcher = asyncio.create_task(self._watch())
+
+    def begin(self, requests: Sequence[Request]) -> None:
+        """Count requests as submitted, without sending them.
+
+        Raises:
+            RequestError: as ``add`` does.
+        """
         if not self.healthy:
             raise RequestError(503, self._unavailable())
         # The engine refuses by the true length of its queue; this keeps a flood off the channel.
@@ -195,9 +206,11 @@ class ProcessEngineClient:
         if sequences > self._max_sequences:
             raise RequestError(429, "too many requests are waiting; try again later")
         self._observer.submitted(requests)
-        self._channel.send(AddRequests(list(requests)))
-        if self._watcher is None or self._watcher.done():
-            self._watcher = asyncio.create_task(self._watch())
+
+    def end(self, requests: Sequence[Request], reasons: Sequence[str]) -> None:
+        """Requests that were begun and never sent have ended."""
+        for request, reason in zip(requests, reasons, strict=True):
+            self._observer.ended(request.handle, -1, reason)
 
     def abort(self, handles: Sequence[int], choices: Sequence[int], stopped: bool = False) -> None:
         """Stop sequences; unknown ones and a dead engine are ignored."""

@@ -28,13 +28,18 @@ class _OpenRequest:
     prompt_len: int
     open_choices: set[int]
     unstarted: set[int]
+    part_of: int = 0  # handle of the request that is counted in its place
     num_tokens: int = 0
+    has_tokens: bool = False
     times: RequestTimes | None = None  # kept only where somebody wants them
     severity: int = 0  # index into FINISH_REASONS of the worst choice so far
 
 
 class RequestObserver:
     """Follows open requests by their outputs; per step the work on tokens is columnar.
+
+    A request that others answer (their ``part_of`` is its handle) is submitted before them and
+    ended after them. It is counted, they are not, except that all of the engine's tokens are.
 
     Args:
         metrics: the instruments to observe into.
@@ -59,8 +64,8 @@ class RequestObserver:
 
     @property
     def num_open(self) -> int:
-        """Requests that have not ended."""
-        return len(self._open)
+        """Requests that have not ended, however many parts they are answered in."""
+        return sum(not request.part_of for request in self._open.values())
 
     @property
     def num_sequences(self) -> int:
@@ -78,12 +83,13 @@ class RequestObserver:
                 len(request.prompt_token_ids),
                 choices,
                 set(choices),
+                request.part_of,
             )
-            if self._on_end is not None:
+            if self._on_end is not None and not request.part_of:
                 self._open[request.handle].times = _times(request, now)
             for choice in choices:
                 self._slots[request.handle << _CHOICE_BITS | choice] = self._take_slot()
-        self._metrics.requests_started.add(len(requests))
+        self._metrics.requests_started.add(sum(not request.part_of for request in requests))
 
     def delivered(self, batch: OutputBatch) -> None:
         """One step's outputs have arrived."""
@@ -152,9 +158,13 @@ class RequestObserver:
         request = self._open.get(handle)
         if request is None or choice not in request.unstarted:
             return
-        if len(request.unstarted) == len(request.open_choices):
-            self._metrics.prompt_tokens.add(request.prompt_len)
+        first = len(request.unstarted) == len(request.open_choices)
         request.unstarted.remove(choice)
+        if request.part_of:
+            self._started(request.part_of, 0, queue_seconds)
+            return
+        if first:
+            self._metrics.prompt_tokens.add(request.prompt_len)
         if request.times is not None and not request.times.scheduled:
             request.times.scheduled = request.arrival + queue_seconds
         self._metrics.queue.observe([queue_seconds])
@@ -173,15 +183,35 @@ class RequestObserver:
         gaps = (now - last[~first]) / counts[~first]
         self._metrics.itl.observe(np.repeat(gaps, counts[~first]))
         if first.any():
-            requests = [self._open[h] for h in batch.handles[known][first].tolist()]
+            requests = self._answered_first(batch.handles[known][first].tolist())
             self._metrics.ttft.observe([now - request.arrival for request in requests])
             for request in requests:
+                request.has_tokens = True
                 if request.times is not None and not request.times.first_token:
                     request.times.first_token = now
         self._last_token_time[slots] = now
         self._num_tokens[slots] += counts
 
+    def _answered_first(self, handles: Sequence[int]) -> list[_OpenRequest]:
+        """The requests whose choices have a first token now; one in parts counts once."""
+        found = []
+        for handle in handles:
+            request = self._open[handle]
+            if not request.part_of:
+                found.append(request)
+            elif (whole := self._open.get(request.part_of)) and not whole.has_tokens:
+                found.append(whole)
+        return found
+
     def _close(self, request: _OpenRequest) -> None:
+        if not request.part_of:
+            self._count(request)
+        elif whole := self._open.get(request.part_of):
+            whole.num_tokens += request.num_tokens
+            if FINISH_REASONS[request.severity] in ("abort", "error"):  # others say nothing of it
+                whole.severity = max(whole.severity, request.severity)
+
+    def _count(self, request: _OpenRequest) -> None:
         metrics = self._metrics
         reason = FINISH_REASONS[request.severity]
         seconds = time.monotonic() - request.arrival

@@ -40,3 +40,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     targets: Targets = Targets()
     structured_output: StructuredOutput | None = None  # the grammar of every choice
     second_start: int = 0  # first token of the second text of a pair; 0: the prompt is one text
+    part_of: int = 0  # handle of the client's request that this one helps to answer; 0: it is that

@@ -202,6 +202,7 @@ class RequestFactory:
             suppress_token_ids=(),
             bad_words_token_ids=(),
             structured_output=None,
+            part_of=request.handle,
         )
         return PreparedRequest(successor)
 

@@ -106,9 +106,16 @@ class BeamService:
             searches = [PromptSearch(self._factory, each, params) for each in prepared]
         except ValueError as error:
             raise RequestError.from_value_error(error) from None
-        num_cached = await self._step(searches)  # later steps find what this search left there
-        while running := [each for each in searches if not each.search.done]:
-            await self._step(running)
+        requests = [each.request for each in prepared]
+        reasons = ["abort"] * len(requests)
+        self._dispatcher.begin(requests)
+        try:
+            num_cached = await self._step(searches)  # later steps find what this one left there
+            while running := [each for each in searches if not each.search.done]:
+                await self._step(running)
+            reasons = [_reason(each.search.best(params.n)) for each in searches]
+        finally:
+            self._dispatcher.end(requests, reasons)
         answers = [(each, answer) for each in searches for answer in each.search.best(params.n)]
         news = [(each, each.choice(i, answer)) for i, (each, answer) in enumerate(answers)]
         return news, _usage(prepared, answers, num_cached)
@@ -128,6 +135,11 @@ class BeamService:
             each.search.advance([found[start + i] for i in range(len(group))])
             start += len(group)
         return sum(answer.num_cached_tokens for answer in stream.answers)
+
+
+def _reason(answers: Sequence[FoundAnswer]) -> str:
+    """Why a search ended: for its length if one of its answers did."""
+    return "stop" if all(answer.end_token_id is not None for answer in answers) else "length"
 
 
 def _usage(

@@ -15,7 +15,7 @@ from xllm.core.request.request import Request
 from xllm.core.request.sampling import SamplingParams
 
 
-def request(handle: int, n: int = 1, prompt_len: int = 3) -> Request:
+def request(handle: int, n: int = 1, prompt_len: int = 3, part_of: int = 0) -> Request:
     return Request(
         handle=handle,
         request_id=f"r{handle}",
@@ -23,6 +23,7 @@ def request(handle: int, n: int = 1, prompt_len: int = 3) -> Request:
         params=SamplingParams(n=n),
         max_tokens=16,
         arrival_time=time.monotonic(),
+        part_of=part_of,
     )
 
 
@@ -101,6 +102,47 @@ def test_a_request_of_several_choices_ends_once_with_its_worst_reason(
     assert metrics.requests_finished.values == {"stop": 0, "length": 1, "abort": 0, "error": 0}
     assert metrics.request_generation.sum == 5
     observer.check()
+
+
+def test_a_request_answered_in_parts_is_counted_as_one(
+    metrics: ServerMetrics, observer: RequestObserver
+) -> None:
+    observer.submitted([request(1, n=2)])
+    handles = iter(range(2, 100))
+    for step in range(3):
+        parts = [next(handles) for _ in range(step + 1)]
+        observer.submitted([request(h, prompt_len=3 + step, part_of=1) for h in parts])
+        observer.delivered(batch(started=[Started(h, 0, 0, 0.25) for h in parts]))
+        observer.check()
+        assert observer.num_open == 1
+        observer.delivered(batch(*[(h, 0, 1, LENGTH) for h in parts]))
+    assert sum(metrics.requests_finished.values.values()) == 0
+    observer.ended(1, -1, "stop")
+    observer.check()
+    assert (observer.num_open, observer.num_sequences) == (0, 0)
+    assert metrics.requests_started.values[""] == 1
+    assert metrics.requests_finished.values == {"stop": 1, "length": 0, "abort": 0, "error": 0}
+    assert metrics.prompt_tokens.values[""] == metrics.request_prompt.sum == 3
+    assert metrics.generation_tokens.values[""] == metrics.request_generation.sum == 6
+    for histogram in (metrics.queue, metrics.ttft, metrics.e2e, metrics.request_generation):
+        assert histogram.counts.sum() == 1
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_request_one_part_of_which_failed_is_an_error(
+    dead: bool, metrics: ServerMetrics, observer: RequestObserver
+) -> None:
+    observer.submitted([request(1)])
+    observer.submitted([request(2, part_of=1), request(3, part_of=1)])
+    if dead:
+        observer.fail_all()
+    else:
+        observer.delivered(batch(failures=[Failure(2, -1, "it failed", 500)]))
+        observer.ended(3, -1, "abort")
+    observer.ended(1, -1, "abort")
+    observer.check()
+    assert observer.num_open == 0
+    assert metrics.requests_finished.values == {"stop": 0, "length": 0, "abort": 0, "error": 1}
 
 
 def test_refusals_and_a_dead_engine_count_as_errors(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 from xllm.core.messages.server import OutputBatch
+from xllm.core.request.request import Request
 from xllm.frontend.intake.factory import PreparedRequest
 from xllm.frontend.output.answer import AnswerState
 from xllm.frontend.output.choice import ChoiceDelta
@@ -175,6 +176,18 @@ class OutputDispatcher:
             stream.close()
             raise
         return stream
+
+    def begin(self, requests: Sequence[Request]) -> None:
+        """Have requests counted that others will answer, which say so in ``part_of``.
+
+        Raises:
+            RequestError: the engine cannot take any.
+        """
+        self._client.begin(requests)
+
+    def end(self, requests: Sequence[Request], reasons: Sequence[str]) -> None:
+        """They have ended, for these reasons."""
+        self._client.end(requests, reasons)
 
     def deliver(self, batch: OutputBatch) -> None:
         """Take one step's outputs."""

@@ -47,6 +47,16 @@ class EngineClient(Protocol):
             RequestError: 503; the engine cannot take requests.
         """
 
+    def begin(self, requests: Sequence[Request]) -> None:
+        """Count requests that are answered by others, which say so in ``part_of``.
+
+        Raises:
+            RequestError: 503; the engine cannot take requests.
+        """
+
+    def end(self, requests: Sequence[Request], reasons: Sequence[str]) -> None:
+        """Such requests have ended, for one of ``FINISH_REASONS`` each. Never raises."""
+
     def abort(self, handles: Sequence[int], choices: Sequence[int], stopped: bool = False) -> None:
         """Stop sequences (choice -1: all of a handle), as in ``core.messages.AbortRequests``.
 
