@@ -147,6 +147,8 @@ def test_why_it_ended_is_told():
         ),
         ({"messages": []}, "messages"),
         ({"extra_body": {"temperature": 1e9}}, "temperature"),
+        ({"extra_body": {"mcp_servers": [{"url": "https://x"}]}}, "mcp_servers"),
+        ({"extra_body": {"truncate_prompt_tokens": 5}}, "truncate_prompt_tokens"),
     ],
 )
 def test_what_is_not_served_is_refused_in_anthropics_shape(fields, named):

@@ -299,6 +299,11 @@ def test_input_items_come_in_pages():
         ({"temperature": 1e9}, "temperature"),
         ({"extra_body": {"deadline_ms": -1}}, "deadline_ms"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
+        ({"extra_body": {"max_tokens": 5}}, "max_tokens"),
+        ({"extra_body": {"messages": []}}, "messages"),
+        ({"extra_body": {"response_format": {"type": "text"}}}, "response_format"),
+        ({"extra_body": {"presence_penalty": 3}}, "presence_penalty"),
+        ({"extra_body": {"truncate_prompt_tokens": 0}}, "truncate_prompt_tokens"),
     ],
 )
 def test_what_is_not_served_is_refused_naming_the_field(fields, param):

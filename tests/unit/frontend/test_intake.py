@@ -178,6 +178,34 @@ def test_a_bad_chat_field_is_refused_and_named(fields, param):
     assert error.message.startswith(param)
 
 
+@pytest.mark.parametrize(
+    ("ask", "fields"),
+    [
+        (chat, {"functions": [{"name": "f", "parameters": {}}]}),
+        (chat, {"web_search_options": {}}),
+        (chat, {"documents": [{"text": "x"}]}),
+        (chat, {"echo": True}),
+        (chat, {"modalities": ["text", "audio"]}),
+        (chat, {"return_tokens_as_token_ids": True}),
+        (completion, {"return_tokens_as_token_ids": True}),
+        (completion, {"logits_processors": ["os.system"]}),
+        (completion, {"prompt_embeds": "AAAA"}),
+        (completion, {"suffix": "end"}),
+    ],
+)
+def test_what_is_not_served_is_refused_rather_than_ignored(ask, fields):
+    (name,) = fields
+    error = refusal(ask, make_factory(), **fields)
+    assert error.param == name and name in error.message
+
+
+@pytest.mark.parametrize("value", [None, [], False])
+def test_asking_for_none_of_it_is_accepted(value):
+    chat(make_factory(), functions=value, documents=value, logits_processors=value)
+    chat(make_factory(), echo=False, modalities=["text"])
+    completion(make_factory(), prompt_embeds=value, suffix="", return_tokens_as_token_ids=False)
+
+
 def test_harmless_and_unknown_fields_are_accepted():
     prepared = chat(
         make_factory(),

@@ -63,6 +63,8 @@ def chat_of(body: CountTokensRequest) -> ChatCompletionRequest:
         schema = {"name": "answer", "schema": config.format.schema}
         chat.response_format = ResponseFormat("json_schema", schema)
     if isinstance(body, MessagesRequest):
+        if body.mcp_servers:
+            raise ValueError("mcp_servers is not supported: tools of a server are not there")
         if body.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {body.max_tokens}")
         chat.max_tokens = body.max_tokens

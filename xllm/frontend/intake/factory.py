@@ -20,6 +20,7 @@ import numpy as np
 from xllm.core.grammar import GrammarCache, GrammarCompiler
 from xllm.core.request.request import Request, Targets
 from xllm.core.request.sampling import MAX_SEED, SamplingParams
+from xllm.frontend.intake import unserved
 from xllm.frontend.intake.bad_words import bad_word_token_ids
 from xllm.frontend.intake.defaults import SamplingDefaults
 from xllm.frontend.intake.grammar_check import GrammarCheck
@@ -38,6 +39,7 @@ from xllm.frontend.intake.thinking import FIELD as BUDGET_FIELD
 from xllm.frontend.intake.thinking import bound_thoughts
 from xllm.frontend.intake.tools import ToolUse, tool_use
 from xllm.frontend.intake.truncation import KeptText, last_tokens, num_kept
+from xllm.frontend.intake.unserved import check_served
 from xllm.frontend.parsers import MessageParser
 from xllm.frontend.parsers.answer import AnswerFormats, Expected
 from xllm.frontend.protocol.chat import ChatCompletionRequest
@@ -120,6 +122,7 @@ class RequestFactory:
         """A chat request: one prompt, ``n`` choices."""
         self.check_generates()
         try:
+            check_served(body, unserved.CHAT)
             self.limits.check_top_logprobs(body.top_logprobs)
             params = chat_params(body, self.defaults)
             tools = tool_use(body)
@@ -150,8 +153,7 @@ class RequestFactory:
         """A completion request: one entry per prompt, in order."""
         self.check_generates()
         try:
-            if body.suffix:
-                raise ValueError("suffix is not supported: the model cannot fill in the middle")
+            check_served(body, unserved.COMPLETION)
             params = completion_params(body, self.defaults)
             keep = num_kept(body.truncate_prompt_tokens, params.max_tokens, self.limits)
             return [

@@ -25,13 +25,16 @@ from xllm.frontend.protocol.sampling import ResponseFormat
 # Taken over under the same name.
 _SAME = (
     *("model", "parallel_tool_calls", "temperature", "top_p", "top_k", "min_p", "seed", "stop"),
-    *("repetition_penalty", "ignore_eos", "priority", "cache_salt", "timeout", "deadline_ms"),
-    *("truncate_prompt_tokens", "chat_template_kwargs"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "priority"),
+    *("cache_salt", "timeout", "deadline_ms", "truncate_prompt_tokens", "chat_template_kwargs"),
 )
 _ABSENT = {
     "conversation": "conversations are not kept; use previous_response_id",
     "prompt": "prompt templates are not kept",
     "top_logprobs": "logprobs are served by /v1/chat/completions",
+    "messages": "use input",
+    "max_tokens": "use max_output_tokens",
+    "response_format": "use text.format",
 }
 # What errors of the chat request are about. Items and messages are counted differently.
 CHAT_FIELDS = (

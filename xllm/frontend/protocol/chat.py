@@ -67,6 +67,11 @@ class ChatCompletionRequest(CommonFields, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
+    modalities: list[Literal["text"]] | None = None
+    functions: Any = None
+    web_search_options: Any = None
+    documents: Any = None
+    echo: bool | None = None
 
 
 class TopLogprob(msgspec.Struct, gc=False):

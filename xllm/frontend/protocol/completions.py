@@ -22,6 +22,7 @@ class CompletionRequest(CommonFields, kw_only=True):
     suffix: str | None = None
     best_of: int | None = None
     logprobs: int | None = None
+    prompt_embeds: Any = None
 
 
 class CompletionLogprobs(msgspec.Struct, gc=False):

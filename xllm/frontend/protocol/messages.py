@@ -93,6 +93,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     stream: bool | None = None
     metadata: Any = None
     service_tier: str | None = None
+    mcp_servers: Any = None
 
 
 class TokenCount(msgspec.Struct):

@@ -32,7 +32,8 @@ class CommonFields(msgspec.Struct, kw_only=True):
     arrival. ``ttft_slo_ms`` and ``tpot_slo_ms`` are wishes that travel with the request.
     Of a prompt with more than ``truncate_prompt_tokens`` tokens the last ones are kept; -1 leaves
     room for ``max_tokens`` in the context.
-    ``user``, ``metadata``, ``store`` and ``service_tier`` are accepted and change nothing.
+    ``user``, ``metadata``, ``store`` and ``service_tier`` are accepted and change nothing. What
+    ``frontend.intake.unserved`` names is there to be refused.
     """
 
     model: str | None = None
@@ -86,3 +87,5 @@ class CommonFields(msgspec.Struct, kw_only=True):
     metadata: Any = None
     store: bool | None = None
     service_tier: str | None = None
+    logits_processors: Any = None
+    return_tokens_as_token_ids: bool | None = None
