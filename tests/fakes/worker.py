@@ -85,7 +85,7 @@ class FakeWorker:
         fail_at: ``(seed, output position)`` of samples that fail.
         raise_at: step ids that raise: in ``execute`` (key True) or in ``result`` (False).
         raise_for: the same for steps with a row of these seeds.
-        step_sizes: as a worker tells them.
+        full_step: as a worker tells it.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class FakeWorker:
         raise_at: dict[int, bool] | None = None,
         raise_for: dict[int, bool] | None = None,
         async_device: bool = False,
-        step_sizes: tuple[int, ...] = (),
+        full_step: int = 0,
     ) -> None:
         self._groups = tuple(groups)
         self._windows = [group.spec.window for group in groups]
@@ -110,7 +110,7 @@ class FakeWorker:
         self._raise_at = raise_at or {}
         self._raise_for = raise_for or {}
         self._async_device = async_device
-        self._step_sizes = step_sizes
+        self._full_step = full_step
         # Unwritten slots hold a value that no token has, so that reading one shows.
         self._stores = [
             np.full(group.num_blocks * group.spec.block_size, 0xDEAD, np.uint64) for group in groups
@@ -130,7 +130,7 @@ class FakeWorker:
             vocab_size=self._vocab_size,
             max_model_len=self._max_model_len,
             async_device=self._async_device,
-            step_sizes=self._step_sizes,
+            full_step=self._full_step,
         )
 
     def start_profile(self) -> str:

@@ -60,6 +60,7 @@ class RandomLife:
                     draw.randrange(5, 200): draw.random() < 0.5
                     for _ in range(draw.choice([0, 0, 3]))
                 },
+                "full_step": draw.choice([0, 8, 16]),
             },
         )
         self.requests: dict[int, Request] = {}

@@ -13,7 +13,7 @@ import torch
 from tests.contract.equivalence.test_grammars import GRAMMARS, new_cache
 from tests.contract.equivalence.tiny_engine import VOCAB_SIZE, TinyEngine, request, write_checkpoint
 from tests.fakes.graphs import FakeGraph, FakeGraphs
-from xllm.control.scheduler import admission, sharing
+from xllm.control.scheduler import sharing
 from xllm.core.request.request import Request
 from xllm.execution.executor.runners import mixed_graph
 from xllm.execution.executor.runners.full_graph import DecodeOutput, buckets
@@ -231,23 +231,20 @@ def test_graphs_are_captured_largest_first_and_a_batch_takes_the_smallest_that_f
 def test_a_backlog_fills_mixed_graphs_and_gets_the_tokens_of_eager_steps(
     tmp_path: Path, graphs: FakeGraphs, monkeypatch, overlap: bool
 ) -> None:
-    monkeypatch.setattr(mixed_graph, "_FINE_FROM", 16)
-    monkeypatch.setattr(admission, "MIN_CUT_TOKENS", 2)
     files = write_checkpoint(tmp_path, "llama")
-    lengths = np.random.default_rng(9).integers(4, 40, 20).tolist()
+    lengths = np.random.default_rng(9).integers(4, 20, 30).tolist()
     requests = [
-        request(i, prompt.prompt_token_ids.tolist(), 2 + i % 5, seed=i, temperature=i % 2)
+        request(i, prompt.prompt_token_ids.tolist(), 4 + i % 9, seed=i, temperature=i % 2)
         for i, prompt in enumerate(_prompts(lengths, 3))
     ]
     expected = _eager(files, requests, monkeypatch)
-    padding = []
-    for sizes in (None, ()):
-        if sizes is not None:
-            monkeypatch.setattr(mixed_graph.MixedGraphRunner, "costly_sizes", sizes)
-        engine = TinyEngine(files, max_rows=MAX_ROWS, step_tokens=100, overlap=overlap)
+    replays = []
+    for full_step in (32, 0):
+        monkeypatch.setattr(mixed_graph, "_FULL_STEP", full_step)
+        engine = TinyEngine(files, max_rows=MAX_ROWS, step_tokens=96, overlap=overlap)
         assert engine.run(requests) == expected
-        padding.append(engine.worker._started.mixed_graphs.num_padding_tokens)
-    assert padding[0] < padding[1]
+        replays.append(engine.worker._started.mixed_graphs.num_replays)
+    assert replays[0] < replays[1]
 
 
 def test_a_backend_that_captures_decode_alone_leaves_prefill_eager(

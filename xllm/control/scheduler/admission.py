@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import islice
 
 from xllm.control.scheduler.budget import StepDraft
 from xllm.control.scheduler.grammars import GrammarQueue
@@ -18,8 +19,6 @@ from xllm.kv_cache.prefix import NO_MATCH, PrefixIdentity, PrefixMatch
 # behind those that wait ends after so many of them.
 _MIN_FOLLOWED_TOKENS = 512
 _MAX_FOLLOWERS = 32
-# A prompt is not cut for less padding than this, nor down to less.
-MIN_CUT_TOKENS = 32
 
 
 class Admission:
@@ -31,13 +30,11 @@ class Admission:
         state: SchedulerState,
         grammars: GrammarQueue,
         enable_prefix_caching: bool,
-        step_sizes: tuple[int, ...],
     ) -> None:
         self._config = config
         self._state = state
         self._grammars = grammars
         self._enable_prefix_caching = enable_prefix_caching
-        self._step_sizes = step_sizes
         self._uses_priority = config.priority_policy == "priority"
         self._num_arrived = 0
         self._leaders: list[Sequence] = []  # running, their prompts not computed when last seen
@@ -105,6 +102,16 @@ class Admission:
         state.requests[request.handle] = entry
         self._grammars.enqueue(entry)
 
+    def prompts(self) -> Iterator[int]:
+        """Tokens to compute of every prompt that has a row or would find one, in turn. What the
+        prefix cache holds is not known yet, and counts."""
+        table = self._state.table
+        for sequence in self._state.prefilling:
+            yield int(table.num_known[sequence.row] - table.num_computed[sequence.row])
+        for sequence in islice(self._state.queue.in_turn(), table.num_free):
+            assert sequence.tokens is not None
+            yield len(sequence.tokens)
+
     # --- the ADMIT phase ---------------------------------------------------------------------
 
     def admit(self, draft: StepDraft) -> None:
@@ -151,7 +158,7 @@ class Admission:
         tokens = sequence.tokens
         assert tokens is not None
         remaining = len(tokens) - found.num_tokens
-        num_tokens = self._cut(self.chunk(remaining, draft), draft)
+        num_tokens = self.chunk(remaining, draft)
         if num_tokens == 0:
             return False
         allocated = state.blocks.allocate(
@@ -186,25 +193,6 @@ class Admission:
         if whole and remaining > draft.budget.left:
             return 0
         return min(remaining, draft.budget.left)
-
-    def _cut(self, num_tokens: int, draft: StepDraft) -> int:
-        """How many of these tokens the sequence that takes the last row computes, so that the step
-        needs no padding.
-
-        Only while others wait behind it: then most steps carry a prompt, and what is cut off takes
-        the place of padding in the next. The number of tokens must be known but for this prompt,
-        so nothing is cut before the streams have taken theirs.
-        """
-        state, sizes = self._state, self._step_sizes
-        backlog = state.table.num_free == 1 and len(state.queue) > 1
-        if not backlog or not draft.decode_rows.size or not self._config.enable_chunked_prefill:
-            return num_tokens
-        total = draft.budget.total - draft.budget.left + num_tokens
-        place = bisect_right(sizes, total)
-        if not 0 < place < len(sizes):
-            return num_tokens
-        padding, kept = sizes[place] - total, num_tokens - (total - sizes[place - 1])
-        return kept if min(padding, kept) >= MIN_CUT_TOKENS else num_tokens
 
     def _find_prefix(self, sequence: Sequence) -> PrefixMatch:
         if sequence.keys is None or sequence.wants_prompt_logprobs:

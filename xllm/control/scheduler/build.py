@@ -45,6 +45,6 @@ def build_scheduler(
         info.vocab_size,
         grammars=grammars,
         enable_prefix_caching=cache_config.enable_prefix_caching,
-        step_sizes=info.step_sizes,
+        full_step=info.full_step,
         find_shared_prefixes=info.reads_shared_prefixes,
     )

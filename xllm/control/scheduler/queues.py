@@ -25,6 +25,17 @@ class WaitingQueue:
         """The waiting sequences, in no order."""
         return (entry[1] for entry in self._heap if entry[1].status is Status.WAITING)
 
+    def in_turn(self) -> Iterator[Sequence]:
+        """The waiting sequences as they come next, found while they are asked for."""
+        heap = self._heap
+        front = [(heap[0], 0)] if heap else []
+        while front:
+            entry, place = heapq.heappop(front)
+            if entry[1].status is Status.WAITING:
+                yield entry[1]
+            for child in range(2 * place + 1, min(2 * place + 3, len(heap))):
+                heapq.heappush(front, (heap[child], child))
+
     def push(self, sequence: Sequence) -> None:
         """Let a new or preempted sequence wait."""
         sequence.status = Status.WAITING

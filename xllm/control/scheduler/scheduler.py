@@ -10,6 +10,7 @@ import numpy as np
 from xllm.control.scheduler.admission import Admission
 from xllm.control.scheduler.budget import StepDraft, TokenBudget
 from xllm.control.scheduler.commit import Committer
+from xllm.control.scheduler.full_steps import FullSteps
 from xllm.control.scheduler.grammars import GrammarQueue
 from xllm.control.scheduler.isolation import Isolation
 from xllm.control.scheduler.order import LongestFirst
@@ -40,7 +41,7 @@ class Scheduler:
         grammars: compiles what constrains answers; None refuses such requests.
         enable_prefix_caching: whether requests share the blocks of equal prefixes. Without it
             only the choices of one request do.
-        step_sizes: see ``WorkerInfo``.
+        full_step: see ``WorkerInfo``.
         find_shared_prefixes: whether the worker has use for ``StepPlan.shared_prefixes``.
 
     ``schedule`` may run ahead of ``commit`` by any number of steps; steps are committed in the
@@ -58,7 +59,7 @@ class Scheduler:
         *,
         grammars: GrammarCache | None = None,
         enable_prefix_caching: bool = True,
-        step_sizes: tuple[int, ...] = (),
+        full_step: int = 0,
         find_shared_prefixes: bool = False,
     ) -> None:
         if config.priority_policy not in PRIORITY_POLICIES:
@@ -70,14 +71,14 @@ class Scheduler:
         self._state = SchedulerState(blocks, vocab_size)
         self._policy: Policy = POLICIES.load(config.scheduling).Policy()
         self._grammars = GrammarQueue(self._state, grammars)
-        self._admission = Admission(
-            config, self._state, self._grammars, enable_prefix_caching, step_sizes
-        )
+        self._admission = Admission(config, self._state, self._grammars, enable_prefix_caching)
         self._preemption = Preemption(self._state)
         self._committer = Committer(self._state)
         self._isolation = Isolation(self._state, self._admission, self._preemption)
         self._sharing = SharedPrefixFinder(blocks, find_shared_prefixes)
         self._longest_first = LongestFirst()
+        groups = self._policy.groups_prompts and config.enable_chunked_prefill
+        self._full_steps = FullSteps(full_step if groups else 0, config.max_num_batched_tokens)
         self._stalled_steps = 0
         # Columns of steady decode plans, sliced instead of built; workers only read plans.
         self._ones = np.ones(config.max_num_seqs, np.int32)
@@ -149,8 +150,8 @@ class Scheduler:
         """
         state = self._state
         self._grammars.release()
-        draft = StepDraft(TokenBudget(self._config.max_num_batched_tokens))
         if self._isolation.active:
+            draft = StepDraft(TokenBudget(self._config.max_num_batched_tokens))
             self._isolation.draft(draft)
             return None if draft.is_empty else self._launch(draft)
         running = RunningLoad(
@@ -158,7 +159,10 @@ class Scheduler:
             num_prefilling=len(state.prefilling),
             stalled_steps=self._stalled_steps,
         )
-        for phase in self._policy.order(len(state.queue), running, draft.budget.total):
+        size = self._full_steps.size(running.num_decoding, self._admission.prompts())
+        draft = StepDraft(TokenBudget(size or running.num_decoding))
+        phases = self._policy.order(len(state.queue), running, size) if size else (Phase.DECODE,)
+        for phase in phases:
             self._phases[phase](draft)
         if draft.is_empty:
             idle = len(self._grammars) == len(state.requests)

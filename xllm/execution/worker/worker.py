@@ -114,7 +114,7 @@ class Worker:
             max_step_tokens=self._config.scheduler.max_num_batched_tokens,
             eos_token_ids=self._files.eos_token_ids,
             async_device=platform.async_device,
-            step_sizes=mixed.costly_sizes if mixed is not None else (),
+            full_step=mixed.full_step if mixed is not None else 0,
             reads_shared_prefixes=graph_step is not None and graph_step.reads_prefixes,
         )
 

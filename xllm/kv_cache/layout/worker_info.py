@@ -16,6 +16,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_step_tokens: int = 2048  # tokens of one step over all rows, unless the config says
     eos_token_ids: tuple[int, ...] = ()
     async_device: bool = False  # execute() returns before the device has computed
-    # Ascending sizes to which steps with prompts are padded, from where on padding takes time.
-    step_sizes: tuple[int, ...] = ()
+    # Tokens; steps with prompts beside many decoding rows had better be whole multiples of it. 0
+    # where no size is better than another.
+    full_step: int = 0
     reads_shared_prefixes: bool = False  # has use for ``StepPlan.shared_prefixes``

@@ -25,9 +25,13 @@ class RunningLoad(NamedTuple):
 class Policy(Protocol):
     """Decides what goes first when a step's tokens do not reach for all.
 
+    ``groups_prompts`` lets prompts wait for others to fill a step with: see ``FullSteps``.
+
     Every phase is listed once, so none starves by omission; a policy that puts others before
     DECODE bounds ``stalled_steps``. Pure: equal arguments, equal answer.
     """
+
+    groups_prompts: bool
 
     def order(self, waiting: int, running: RunningLoad, budget: int) -> tuple[Phase, ...]:
         """The phases in the order in which they draw from the budget.

@@ -14,6 +14,8 @@ class Policy:
     serves the streams first.
     """
 
+    groups_prompts = False
+
     def order(self, waiting: int, running: RunningLoad, budget: int) -> tuple[Phase, ...]:
         """See ``base.Policy``."""
         if running.stalled_steps >= MAX_STALLED_STEPS:
