@@ -119,8 +119,9 @@ def gated_linear(
         or scale_width(into, tokens, x.dtype)
     ):
         return act_and_mul(linear(x, packed, bias), activation, into)
-    if tokens == 1 or isinstance(x, UnscaledToken):
+    if tokens == 1:
         return matvec(x, packed.weight, packed.scale, bias, activation)
+    assert isinstance(x, Tensor)
     tile = choose_tile(tokens, packed.weight, num_multiprocessors(x.device))
     return stream_linear(x, packed, bias, tile, activation=activation)
 
