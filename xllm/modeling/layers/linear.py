@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from xllm.hardware.kernels import ops
 from xllm.hardware.kernels.tokens import QuantizedTokens, Tokens
+from xllm.modeling.layers.norm import RMSNorm
 from xllm.modeling.layers.target import Target
 from xllm.modeling.quantization.base import QuantMethod
 
@@ -89,6 +90,14 @@ class Linear(nn.Module):
             return out
         assert isinstance(x, Tensor)
         return self.adapters.add(out, x)
+
+    def add_norm(self, x: Tokens, residual: Tensor, norm: RMSNorm) -> tuple[Tokens, Tensor]:
+        """``norm.add(self(x), residual)``, for a platform to make one of."""
+        if self.adapters is not None:
+            return norm.add(self(x), residual)
+        return ops.linear_add_rms_norm(
+            x, self.packed, self.bias, residual, norm.weight, norm.eps, norm.offset, norm.into
+        )
 
     def _load_rows(self, start: int, weight: Tensor) -> None:
         self.method.load_rows(self, start, weight)

@@ -44,7 +44,7 @@ class GatedMLP(nn.Module):
 
     def add_norm(self, x: Tokens, residual: Tensor, norm: RMSNorm) -> tuple[Tokens, Tensor]:
         """``norm.add(self(x), residual)``."""
-        return norm.add_product(self.down_proj, self._gated(x), residual)
+        return self.down_proj.add_norm(self._gated(x), residual, norm)
 
     def _gated(self, x: Tokens) -> Tokens:
         return self.gate_up_proj.gated(x, self.activation, self.down_proj)

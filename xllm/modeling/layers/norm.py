@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from xllm.hardware.kernels import ops
 from xllm.hardware.kernels.tokens import Tokens
-from xllm.modeling.layers.linear import Linear
-from xllm.modeling.layers.moe.experts import Experts
 from xllm.modeling.layers.target import Target
+
+
+class Reader(Protocol):
+    """A layer that may be the only one to read a norm's result."""
+
+    @property
+    def into(self) -> Any:
+        """``into`` of the op that makes the layer's input; None if the layer wants it plain."""
+        ...
 
 
 class RMSNorm(nn.Module):
@@ -30,7 +37,7 @@ class RMSNorm(nn.Module):
         *,
         offset: float = 0.0,
         dtype: torch.dtype,
-        reader: Linear | Experts | None = None,
+        reader: Reader | None = None,
     ) -> None:
         super().__init__()
         self.eps = eps
@@ -42,46 +49,22 @@ class RMSNorm(nn.Module):
         shape = tuple(self.weight.shape)
         yield f"{prefix}.weight", Target(shape, self._load, "zeros" if self.offset else "ones")
 
-    def _load(self, weight: Tensor) -> None:
-        self.weight.copy_(weight)
-
     def after_load(self) -> None:
         pass
 
+    @property
+    def into(self) -> Any:
+        """``into`` of the op that ends with this norm."""
+        (reader,) = self._reader
+        return None if reader is None else reader.into
+
     def forward(self, x: Tensor) -> Tokens:
         """(T, H) -> (T, H)."""
-        return ops.rms_norm(x, self.weight, self.eps, self.offset, self._into)
+        return ops.rms_norm(x, self.weight, self.eps, self.offset, self.into)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tokens, Tensor]:
         """``residual += x`` in place; returns the normalized sum and the sum."""
-        return ops.fused_add_rms_norm(x, residual, self.weight, self.eps, self.offset, self._into)
+        return ops.fused_add_rms_norm(x, residual, self.weight, self.eps, self.offset, self.into)
 
-    def add_product(self, layer: Linear, x: Tokens, residual: Tensor) -> tuple[Tokens, Tensor]:
-        """``add(layer(x), residual)``, for a platform to make one of."""
-        if layer.adapters is not None:
-            return self.add(layer(x), residual)
-        return ops.linear_add_rms_norm(
-            x, layer.packed, layer.bias, residual, self.weight, self.eps, self.offset, self._into
-        )
-
-    def add_experts(
-        self, layer: Experts, x: Tokens, weights: Tensor, experts: Tensor, residual: Tensor
-    ) -> tuple[Tokens, Tensor]:
-        """``add(layer(x, weights, experts), residual)``, for a platform to make one of."""
-        return ops.experts_add_rms_norm(
-            x,
-            layer.packed,
-            weights,
-            experts,
-            layer.activation,
-            residual,
-            self.weight,
-            self.eps,
-            self.offset,
-            self._into,
-        )
-
-    @property
-    def _into(self) -> Any:
-        (reader,) = self._reader
-        return None if reader is None else reader.into
+    def _load(self, weight: Tensor) -> None:
+        self.weight.copy_(weight)

@@ -19,8 +19,7 @@ from xllm.modeling.layers.embedding import Embedding, Head
 from xllm.modeling.layers.linear import Linear, QKVLinear
 from xllm.modeling.layers.mlp import GatedMLP
 from xllm.modeling.layers.moe.block import SparseMLP
-from xllm.modeling.layers.moe.experts import Experts
-from xllm.modeling.layers.norm import RMSNorm
+from xllm.modeling.layers.norm import Reader, RMSNorm
 from xllm.modeling.layers.rope_config import RopeConfig
 from xllm.modeling.layers.rotary import RotaryTable
 from xllm.modeling.models.config import DecoderConfig
@@ -79,7 +78,7 @@ class SelfAttention(nn.Module):
         context: ForwardContext,
     ) -> tuple[Tokens, Tensor]:
         """``norm.add(self(x, ...), residual)``."""
-        return norm.add_product(self.o_proj, self._heads(x, positions, context), residual)
+        return self.o_proj.add_norm(self._heads(x, positions, context), residual, norm)
 
     def _heads(self, x: Tokens, positions: Tensor, context: ForwardContext) -> Tensor:
         out: Tensor = self.attn(self.qkv_proj(x), positions, context)
@@ -103,8 +102,18 @@ class DecoderLayer(nn.Module):
         feed_forward = mlp(config, layer_id, method, dtype)
         self.input_layernorm = norm(config, dtype, reader=attention.qkv_proj)
         self.self_attn = attention
-        self.post_attention_layernorm = norm(config, dtype, reader=feed_forward.reader)
+        self.create_inner_norms(config, dtype, feed_forward.reader)
         self.mlp = feed_forward
+
+    def create_inner_norms(
+        self, config: DecoderConfig, dtype: torch.dtype, mlp_reader: Reader | None
+    ) -> None:
+        """The norms after attention. Families with others override this and ``forward``.
+
+        Args:
+            mlp_reader: the layer that alone reads the MLP's input, if there is one.
+        """
+        self.post_attention_layernorm = norm(config, dtype, reader=mlp_reader)
 
     def forward(
         self,
@@ -227,7 +236,7 @@ def norm(
     config: DecoderConfig,
     dtype: torch.dtype,
     size: int | None = None,
-    reader: Linear | Experts | None = None,
+    reader: Reader | None = None,
 ) -> RMSNorm:
     """The family's RMS norm over the hidden size, or over ``size``."""
     size = config.hidden_size if size is None else size

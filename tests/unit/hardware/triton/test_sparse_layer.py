@@ -49,7 +49,7 @@ def _run(
                     target.load(torch.randn(target.shape, generator=generator) / 8)
                 child.after_load()
     x, residual = (torch.randn(tokens, n, generator=generator).to(device) for n in (40, HIDDEN))
-    middle, residual = norms[0].add_product(before, x, residual)
+    middle, residual = before.add_norm(x, residual, norms[0])
     end, residual = block.add_norm(middle, residual, norms[1])
     if platform == "triton" and config.shared_intermediate_size == 0:
         assert isinstance(middle, UnscaledToken) == isinstance(end, UnscaledToken) == (tokens == 1)

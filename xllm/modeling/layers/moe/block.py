@@ -50,7 +50,7 @@ class SparseMLP(nn.Module):
         if self.shared_expert is not None:
             return norm.add(self(x), residual)
         weights, experts = self.gate(x)
-        return norm.add_experts(self.experts, x, weights, experts, residual)
+        return self.experts.add_norm(x, weights, experts, residual, norm)
 
     def forward(self, x: Tokens) -> Tensor:
         weights, experts = self.gate(x)

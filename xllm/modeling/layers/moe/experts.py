@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from xllm.hardware.kernels import ops
 from xllm.hardware.kernels.tokens import Tokens
 from xllm.modeling.layers.moe.config import ExpertsConfig
+from xllm.modeling.layers.norm import RMSNorm
 from xllm.modeling.layers.target import Target
 
 
@@ -87,6 +88,23 @@ class Experts(nn.Module):
     def forward(self, x: Tokens, weights: Tensor, experts: Tensor) -> Tensor:
         """x (T, H), weights and experts (T, top_k) -> (T, H)."""
         return ops.apply_experts(x, self.packed, weights, experts, self.activation)
+
+    def add_norm(
+        self, x: Tokens, weights: Tensor, experts: Tensor, residual: Tensor, norm: RMSNorm
+    ) -> tuple[Tokens, Tensor]:
+        """``norm.add(self(x, weights, experts), residual)``, for a platform to make one of."""
+        return ops.experts_add_rms_norm(
+            x,
+            self.packed,
+            weights,
+            experts,
+            self.activation,
+            residual,
+            norm.weight,
+            norm.eps,
+            norm.offset,
+            norm.into,
+        )
 
     def _load_up(self, expert: int, start: int, weight: Tensor) -> None:
         self.gate_up[expert, start : start + self.intermediate_size].copy_(weight)

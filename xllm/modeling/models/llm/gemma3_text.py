@@ -13,9 +13,8 @@ from torch import Tensor
 
 from xllm.hardware.kernels.tokens import Tokens
 from xllm.modeling.attention.base import ForwardContext
-from xllm.modeling.layers.norm import RMSNorm
+from xllm.modeling.layers.norm import Reader, RMSNorm
 from xllm.modeling.layers.rope_config import RopeConfig, parse_rope
-from xllm.modeling.layers.rotary import RotaryTable
 from xllm.modeling.models.config import DecoderConfig, decoder_config, required, sliding_layers
 from xllm.modeling.models.decoder import CausalLM, DecoderLayer, norm
 from xllm.modeling.quantization.base import QuantMethod
@@ -24,17 +23,11 @@ from xllm.modeling.quantization.base import QuantMethod
 class Gemma3Layer(DecoderLayer):
     """A block with a norm after attention and after the MLP as well as before."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        layer_id: int,
-        rotary: RotaryTable,
-        method: QuantMethod,
-        dtype: torch.dtype,
+    def create_inner_norms(
+        self, config: DecoderConfig, dtype: torch.dtype, mlp_reader: Reader | None
     ) -> None:
-        super().__init__(config, layer_id, rotary, method, dtype)
         self.post_attention_layernorm = norm(config, dtype)
-        self.pre_feedforward_layernorm = norm(config, dtype, reader=self.mlp.reader)
+        self.pre_feedforward_layernorm = norm(config, dtype, reader=mlp_reader)
         self.post_feedforward_layernorm = norm(config, dtype)
 
     def forward(
