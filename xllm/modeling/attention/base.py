@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from xllm.hardware.kernels.shared_prefix import SharedPrefix
 from xllm.kv_cache.layout import CacheGroup, CacheSpec
-
-if TYPE_CHECKING:
-    from xllm.modeling.layers.attention import Attention
 
 
 @dataclasses.dataclass(slots=True)
@@ -64,6 +61,17 @@ class GraphSupport(enum.IntEnum):
     ALWAYS = 3
 
 
+class AttentionLayer(Protocol):
+    """What a backend reads of the layer that calls it; ``layers.attention`` says what it means."""
+
+    layer_id: int
+    head_dim: int
+    scale: float
+    window: int
+    softcap: float
+    sinks: Tensor | None
+
+
 class AttentionBackend(Protocol):
     """Paged causal attention on one kind of device. Holds no request state."""
 
@@ -90,7 +98,7 @@ class AttentionBackend(Protocol):
         """
         ...
 
-    def forward(self, q: Tensor, layer: Attention, context: ForwardContext) -> Tensor:
+    def forward(self, q: Tensor, layer: AttentionLayer, context: ForwardContext) -> Tensor:
         """Attend ``q`` (T, Hq, D) to the cache, which holds this step's keys already.
 
         Returns (T, Hq * D).

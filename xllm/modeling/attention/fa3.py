@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from xllm.hardware.kernels.triton.attention import paged_attention
-from xllm.modeling.attention.base import AttentionMetadata, ForwardContext
+from xllm.modeling.attention.base import AttentionLayer, AttentionMetadata, ForwardContext
 from xllm.modeling.attention.triton import Backend as TritonBackend
-from xllm.modeling.layers.attention import Attention
 
 _PACKAGE = "flash_attn_3"
 _CAPABILITY = 9  # major; the kernels are written for Hopper's instructions
@@ -48,7 +47,7 @@ def _load() -> Callable[..., Any]:
     return torch.ops.flash_attn_3.fwd
 
 
-def takes(layer: Attention, q: Tensor, k_cache: Tensor) -> bool:
+def takes(layer: AttentionLayer, q: Tensor, k_cache: Tensor) -> bool:
     """Whether the library computes such a layer.
 
     It knows no sinks, and builds leave soft capping out. Of a window it would load blocks that are
@@ -84,7 +83,7 @@ class Backend(TritonBackend):
             lens = metadata.query_start_loc.diff()
             metadata.long_query_lens = lens * (lens > 1)
 
-    def forward(self, q: Tensor, layer: Attention, context: ForwardContext) -> Tensor:
+    def forward(self, q: Tensor, layer: AttentionLayer, context: ForwardContext) -> Tensor:
         metadata = context.metadata[context.group_of_layer[layer.layer_id]]
         k_cache, v_cache = context.kv_caches[layer.layer_id]
         if metadata.max_query_len == 1 or q.shape[0] < MIN_TOKENS or not takes(layer, q, k_cache):

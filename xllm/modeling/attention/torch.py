@@ -5,8 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from xllm.hardware.kernels import ops
-from xllm.modeling.attention.base import AttentionMetadata, ForwardContext, GraphSupport
-from xllm.modeling.layers.attention import Attention
+from xllm.modeling.attention.base import (
+    AttentionLayer,
+    AttentionMetadata,
+    ForwardContext,
+    GraphSupport,
+)
 
 
 class Backend:
@@ -28,7 +32,7 @@ class Backend:
     def plan(self, metadata: AttentionMetadata) -> None:
         assert metadata.query_start_loc.shape[0] == metadata.seq_lens.shape[0] + 1
 
-    def forward(self, q: Tensor, layer: Attention, context: ForwardContext) -> Tensor:
+    def forward(self, q: Tensor, layer: AttentionLayer, context: ForwardContext) -> Tensor:
         metadata = context.metadata[context.group_of_layer[layer.layer_id]]
         k_cache, v_cache = context.kv_caches[layer.layer_id]
         return ops.paged_attention(

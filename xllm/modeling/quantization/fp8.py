@@ -12,9 +12,8 @@ from torch import Tensor
 
 from xllm.hardware.kernels import ops
 from xllm.hardware.kernels.tokens import Tokens
-from xllm.modeling.layers.linear import Linear
 from xllm.modeling.quantization import unquantized
-from xllm.modeling.quantization.base import QuantMethod
+from xllm.modeling.quantization.base import LinearLayer, QuantMethod
 
 MAX_VALUE = 448.0
 CHUNK_VALUES = 1 << 24  # quantized at a time, which bounds the float32 intermediates
@@ -26,23 +25,23 @@ class Method:
     name = "fp8"  # of --quantization
     takes_scaled = False
 
-    def create_weights(self, layer: Linear) -> None:
+    def create_weights(self, layer: LinearLayer) -> None:
         shape = layer.out_features, layer.in_features
         layer.weight = torch.empty(shape, dtype=torch.float8_e4m3fn)
         layer.scale = torch.empty(layer.out_features, dtype=torch.float32)
 
-    def load_rows(self, layer: Linear, start: int, weight: Tensor) -> None:
+    def load_rows(self, layer: LinearLayer, start: int, weight: Tensor) -> None:
         step = max(CHUNK_VALUES // weight.shape[1], 1)
         for first in range(0, weight.shape[0], step):
             part = weight[first : first + step]
             rows = slice(start + first, start + first + part.shape[0])
             layer.weight[rows], layer.scale[rows] = quantize_rows(part)
 
-    def after_load(self, layer: Linear) -> None:
+    def after_load(self, layer: LinearLayer) -> None:
         layer.packed = ops.pack_linear(layer.weight, layer.scale)
         del layer.weight, layer.scale
 
-    def apply(self, layer: Linear, x: Tokens) -> Tensor:
+    def apply(self, layer: LinearLayer, x: Tokens) -> Tensor:
         return ops.linear(x, layer.packed, layer.bias)
 
     def for_head(self) -> QuantMethod:

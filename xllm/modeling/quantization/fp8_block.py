@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from xllm.modeling.layers.linear import Linear
 from xllm.modeling.quantization import fp8
+from xllm.modeling.quantization.base import LinearLayer
 from xllm.modeling.quantization.fp8 import CHUNK_VALUES, MAX_VALUE
 
 BLOCK = 128
@@ -23,25 +23,25 @@ class Method(fp8.Method):
 
     name = "fp8_block"
 
-    def create_weights(self, layer: Linear) -> None:
+    def create_weights(self, layer: LinearLayer) -> None:
         blocks = -(-layer.out_features // BLOCK), -(-layer.in_features // BLOCK)
         layer.weight = torch.empty(layer.out_features, layer.in_features, dtype=torch.float8_e4m3fn)
         layer.scale = torch.empty(blocks, dtype=torch.float32)
 
-    def load_rows(self, layer: Linear, start: int, weight: Tensor) -> None:
+    def load_rows(self, layer: LinearLayer, start: int, weight: Tensor) -> None:
         check_rows(layer, start)
         step = max(CHUNK_VALUES // weight.shape[1] // BLOCK, 1) * BLOCK
         for first in range(0, weight.shape[0], step):
             self.load_blocks(layer, start + first, *quantize_blocks(weight[first : first + step]))
 
-    def load_blocks(self, layer: Linear, start: int, values: Tensor, scale: Tensor) -> None:
+    def load_blocks(self, layer: LinearLayer, start: int, values: Tensor, scale: Tensor) -> None:
         """Fill output rows ``start ..`` with quantized values (rows, K) and their scales."""
         check_rows(layer, start)
         layer.weight[start : start + values.shape[0]].copy_(values)
         layer.scale[start // BLOCK : start // BLOCK + scale.shape[0]].copy_(scale)
 
 
-def check_rows(layer: Linear, start: int) -> None:
+def check_rows(layer: LinearLayer, start: int) -> None:
     """Refuse a part of a merged projection that would share a block with the part before it.
 
     Raises:

@@ -9,10 +9,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from xllm.hardware.kernels.tokens import Tokens
-from xllm.modeling.layers.linear import Linear
 from xllm.modeling.quantization import fp8, fp8_block, unquantized
-from xllm.modeling.quantization.base import QuantMethod
-from xllm.modeling.weights.scaled import ScaledTensor
+from xllm.modeling.quantization.base import LinearLayer, QuantMethod, ScaledTensor
 
 
 class Method:
@@ -20,10 +18,10 @@ class Method:
 
     takes_scaled = True
 
-    def create_weights(self, layer: Linear) -> None:
+    def create_weights(self, layer: LinearLayer) -> None:
         """Nothing yet: the first rows say what to allocate."""
 
-    def load_rows(self, layer: Linear, start: int, weight: Tensor | ScaledTensor) -> None:
+    def load_rows(self, layer: LinearLayer, start: int, weight: Tensor | ScaledTensor) -> None:
         storage = _storage(weight)
         if not hasattr(layer, "stored_as"):
             layer.stored_as = storage
@@ -40,11 +38,11 @@ class Method:
             layer.weight[rows].copy_(weight.values)
             layer.scale[rows].copy_(weight.scale)
 
-    def after_load(self, layer: Linear) -> None:
+    def after_load(self, layer: LinearLayer) -> None:
         layer.method = layer.stored_as
         layer.method.after_load(layer)
 
-    def apply(self, layer: Linear, x: Tokens) -> Tensor:
+    def apply(self, layer: LinearLayer, x: Tokens) -> Tensor:
         raise AssertionError("the layer was not loaded")
 
     def for_head(self) -> QuantMethod:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from xllm.hardware.kernels import ops
 from xllm.hardware.kernels.tokens import Tokens
-from xllm.modeling.layers.linear import Linear
+from xllm.modeling.quantization.base import LinearLayer
 
 _CHUNK_VALUES = 1 << 18  # quantized at a time, so that intermediates stay in the cache
 
@@ -22,19 +22,19 @@ class Method:
 
     takes_scaled = False
 
-    def create_weights(self, layer: Linear) -> None:
+    def create_weights(self, layer: LinearLayer) -> None:
         layer.weight = torch.empty(layer.out_features, layer.in_features, dtype=torch.int8)
         layer.scale = torch.empty(layer.out_features, dtype=torch.float32)
 
-    def load_rows(self, layer: Linear, start: int, weight: Tensor) -> None:
+    def load_rows(self, layer: LinearLayer, start: int, weight: Tensor) -> None:
         rows = slice(start, start + weight.shape[0])
         layer.weight[rows], layer.scale[rows] = quantize_rows(weight)
 
-    def after_load(self, layer: Linear) -> None:
+    def after_load(self, layer: LinearLayer) -> None:
         layer.packed = ops.pack_linear(layer.weight, layer.scale)
         del layer.weight, layer.scale
 
-    def apply(self, layer: Linear, x: Tokens) -> Tensor:
+    def apply(self, layer: LinearLayer, x: Tokens) -> Tensor:
         return ops.linear(x, layer.packed, layer.bias)
 
     def for_head(self) -> Method:

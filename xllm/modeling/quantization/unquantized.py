@@ -7,7 +7,7 @@ from torch import Tensor
 
 from xllm.hardware.kernels import ops
 from xllm.hardware.kernels.tokens import Tokens
-from xllm.modeling.layers.linear import Linear
+from xllm.modeling.quantization.base import LinearLayer
 
 
 class Method:
@@ -15,17 +15,17 @@ class Method:
 
     takes_scaled = False
 
-    def create_weights(self, layer: Linear) -> None:
+    def create_weights(self, layer: LinearLayer) -> None:
         layer.weight = torch.empty(layer.out_features, layer.in_features, dtype=layer.dtype)
 
-    def load_rows(self, layer: Linear, start: int, weight: Tensor) -> None:
+    def load_rows(self, layer: LinearLayer, start: int, weight: Tensor) -> None:
         layer.weight[start : start + weight.shape[0]].copy_(weight)
 
-    def after_load(self, layer: Linear) -> None:
+    def after_load(self, layer: LinearLayer) -> None:
         layer.packed = ops.pack_linear(layer.weight)
         del layer.weight
 
-    def apply(self, layer: Linear, x: Tokens) -> Tensor:
+    def apply(self, layer: LinearLayer, x: Tokens) -> Tensor:
         return ops.linear(x, layer.packed, layer.bias)
 
     def for_head(self) -> Method:

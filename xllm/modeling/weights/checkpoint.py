@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from xllm.modeling.weights.scaled import ScaledTensor
+from xllm.modeling.quantization.base import ScaledTensor
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
 

@@ -8,39 +8,19 @@ called inverse.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from xllm.hardware.kernels import reference
+from xllm.modeling.quantization.base import ScaledTensor
 from xllm.modeling.weights.checkpoint import Checkpoint
 
 BLOCK = 128
 _SCALES = (".weight_scale_inv", ".weight_scale")
 _UNUSED = (".input_scale", ".activation_scale", ".input_scale_ub")
 _STRATEGIES = ("tensor", "channel", "block")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ScaledTensor:
-    """A matrix as it is stored: float8_e4m3fn values (N, K), borrowed, and float32 scales, (N,) or
-    (ceil(N / 128), ceil(K / 128))."""
-
-    values: Tensor
-    scale: Tensor
-
-    @property
-    def by_block(self) -> bool:
-        """Whether blocks have scales."""
-        return self.scale.dim() == 2
-
-    def dequantize(self) -> Tensor:
-        """The numbers it stands for, (N, K) float32, on the default device."""
-        device = torch.get_default_device()
-        return reference.dequantize_weight(self.values.to(device), self.scale.to(device))
 
 
 def stores_fp8(hf_config: dict[str, Any]) -> bool:
