@@ -15,7 +15,9 @@ from xllm.core.config import CacheConfig, ExecutionConfig, ModelConfig, Schedule
 from xllm.core.config.files import ModelFiles
 from xllm.core.messages.worker import AppendedBlocks, NewRows, RowSampling, StepPlan
 from xllm.core.request.sampling import SamplingParams
+from xllm.core.request.structured import StructuredOutput
 from xllm.execution.worker import Worker
+from xllm.hardware.platforms import cpu
 
 _MODEL = {
     "model_type": "llama",
@@ -226,3 +228,24 @@ def test_close_may_be_called_twice():
     worker.close()
     worker.close()
     assert not worker.healthy
+
+
+def test_a_device_that_no_longer_computes_is_not_healthy(monkeypatch):
+    def synchronize(platform):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    worker = make_worker()
+    worker.start()
+    assert worker.healthy
+    monkeypatch.setattr(cpu.Platform, "synchronize", synchronize)
+    assert not worker.healthy
+
+
+def test_a_refused_row_keeps_nothing_of_the_row_before(worker):
+    """It computes its prompt all the same, and is told when it samples."""
+    worker.execute(start_plan([[1, 2]], [row(prompt_logprobs=1, logprobs=1)])).result()
+    grammar = StructuredOutput("regex", "[ab]+")
+    refused = msgspec.structs.replace(row(), structured_output=grammar)
+    result = worker.execute(start_plan([[1, 2]], [refused])).result()
+    assert "structured_outputs" in result.failed[0]
+    assert result.prompt_logprobs == [] and result.logprobs is None

@@ -85,10 +85,10 @@ class Sampler:
         Raises:
             ValueError: a parameter does not fit the model; the row samples without it.
         """
-        if request.sampling.structured_output is not None and self._grammar is None:
-            raise ValueError("structured_outputs is not supported by this engine")
         self.table.set(request.row, request.sampling.params, request.sampling.seed)
         self._pipeline.add_request(request)
+        if request.sampling.structured_output is not None and self._grammar is None:
+            raise ValueError("structured_outputs is not supported by this engine")
 
     @property
     def failures(self) -> Mapping[int, str]:

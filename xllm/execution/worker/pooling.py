@@ -19,6 +19,7 @@ from xllm.execution.worker.opening import Progress, open_model
 from xllm.execution.worker.pending import to_host
 from xllm.execution.worker.profiling import StepProfiler
 from xllm.execution.worker.rows import Rows
+from xllm.hardware.platforms import Platform
 from xllm.kv_cache.layout import WorkerInfo
 from xllm.kv_cache.storage import CacheStorage
 from xllm.modeling.models.pooling import PoolingModel
@@ -31,6 +32,7 @@ _NO_TOKENS = np.zeros(0, np.int32)
 class _Started:
     """What exists between ``start`` and ``close``."""
 
+    platform: Platform
     model: PoolingModel
     executor: Executor
     rows: Rows
@@ -89,8 +91,8 @@ class PoolingWorker:
 
     @property
     def healthy(self) -> bool:
-        """Whether further steps can be executed after one that raised."""
-        return self._started is not None
+        """Whether further steps can be executed after one that raised. Waits for the device."""
+        return self._started is not None and self._started.platform.responds()
 
     # --- life --------------------------------------------------------------------------------
 
@@ -110,6 +112,7 @@ class PoolingWorker:
         rows = Rows(config.scheduler.max_num_seqs, max_len, groups, self._device)
         storage = CacheStorage.allocate(groups, backend, opened.cache_dtype, self._device)
         self._started = _Started(
+            opened.platform,
             model,
             Executor(model, storage, backend),
             rows,

@@ -42,6 +42,7 @@ logger = get_logger(__name__)
 class _Started:
     """What exists between ``start`` and ``close``."""
 
+    platform: Platform
     executor: Executor
     storage: CacheStorage
     rows: Rows
@@ -85,8 +86,8 @@ class Worker:
 
     @property
     def healthy(self) -> bool:
-        """Whether further steps can be executed after one that raised."""
-        return self._started is not None
+        """Whether further steps can be executed after one that raised. Waits for the device."""
+        return self._started is not None and self._started.platform.responds()
 
     # --- life --------------------------------------------------------------------------------
 
@@ -166,6 +167,7 @@ class Worker:
             mixed = MixedGraphRunner(model, storage, backend, graphs, limits, self._device)
         executor = Executor(model, storage, backend, (mixed,) if mixed is not None else ())
         self._started = _Started(
+            opened.platform,
             executor,
             storage,
             rows,

@@ -82,6 +82,17 @@ class Platform(ABC):
     def synchronize(self) -> None:
         """Wait until all queued work is done."""
 
+    def responds(self) -> bool:
+        """Whether the device still computes, asked after an error; waits for queued work.
+
+        Some errors (an illegal address, say) end a device's context: every later call fails too.
+        """
+        try:
+            self.synchronize()
+        except RuntimeError:
+            return False
+        return True
+
     @property
     @abstractmethod
     def description(self) -> str:

@@ -23,7 +23,6 @@ class DummyCheckpoint:
 
     def __init__(self, targets: dict[str, Target], seed: int) -> None:
         self._targets = {name: t for name, t in targets.items() if not t.optional}
-        self._seed = seed
         # Drawn on the CPU, so that every device holds the same weights; repeated on the device.
         generator = torch.Generator().manual_seed(seed)
         pool = torch.randn(_POOL, generator=generator, device="cpu").mul_(_STD)

@@ -73,7 +73,7 @@ def prefix_buckets(decode_buckets: Sequence[int]) -> list[int]:
 class FullGraphRunner:
     """Replays decode steps. Holds the inputs and outputs that its graphs were captured with.
 
-    ``num_replays`` counts the steps it ran, of which ``num_padding_rows`` rows were padding.
+    ``num_replays`` counts the steps it ran.
     """
 
     def __init__(
@@ -99,7 +99,6 @@ class FullGraphRunner:
         self._memory = DecodeMemory.allocate(tables, self._buckets[-1])
         self._staging = Staging(self._memory.packed)
         self.num_replays = 0
-        self.num_padding_rows = 0
 
     def rehearsals(self) -> list[Callable[[], DecodeOutput]]:
         """Work that launches every kernel of the graphs: of many rows, fewer, few, and one."""
@@ -166,7 +165,6 @@ class FullGraphRunner:
             graph.replay()
         output: DecodeOutput = graph.output
         self.num_replays += 1
-        self.num_padding_rows += size - count
         return DecodeOutput(
             output.tokens[:count],
             output.best_logits[:count],
