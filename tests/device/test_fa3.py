@@ -84,7 +84,6 @@ class Batch:
             block_table=self.table,
             slot_mapping=torch.empty(0, dtype=torch.int64, device="cuda"),
             max_query_len=q.shape[0],
-            max_seq_len=WIDTH * BLOCK,
         )
         self.backend.plan(metadata)
         views = [self.backend.kv_views(self.cache)]

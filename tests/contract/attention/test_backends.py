@@ -136,7 +136,6 @@ def run(backend, batch, layer: Layer, dtype=torch.float32, scale_keys: float = 1
         block_table=table.to(device),
         slot_mapping=torch.empty(0, dtype=torch.int64, device=device),
         max_query_len=max(counts),
-        max_seq_len=max(length for length, _ in batch),
     )
     backend.plan(metadata)
     context = ForwardContext((metadata,), [backend.kv_views(cache.to(device))], (0,), backend)

@@ -119,7 +119,6 @@ class PagedRun:
             block_table=table,
             slot_mapping=slots,
             max_query_len=max(counts),
-            max_seq_len=max(lengths),
         )
 
 

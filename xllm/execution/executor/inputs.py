@@ -15,7 +15,6 @@ class BatchShape:
 
     num_tokens: int
     num_rows: int
-    max_query_len: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -47,15 +47,6 @@ class SamplingStep:
         """Build from the per-row prompt lengths ``prompt_lens`` (max_rows,)."""
         return cls(rows, positions, positions - prompt_lens[rows], token_table)
 
-    def select(self, entries: Int64Array) -> SamplingStep:
-        """The same step restricted to some of its rows."""
-        return SamplingStep(
-            self.rows[entries],
-            self.positions[entries],
-            self.output_lens[entries],
-            self.token_table,
-        )
-
     def __len__(self) -> int:
         return len(self.rows)
 

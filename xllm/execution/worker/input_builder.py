@@ -101,22 +101,19 @@ class InputBuilder:
                     block_table=self._block_table(group, row_index, max_seq_len),
                     slot_mapping=self._slots(group, *block_places[place : place + 2]),
                     max_query_len=max_query_len,
-                    max_seq_len=max_seq_len,
                 )
             )
         if not self._block_sizes:  # an encoder: rows, but no blocks
             none = lens.new_empty((len(rows), 0))
             metadata.append(
-                AttentionMetadata(
-                    starts, lens, none, positions.new_empty(0), max_query_len, max_seq_len
-                )
+                AttentionMetadata(starts, lens, none, positions.new_empty(0), max_query_len)
             )
         model = ModelInputs(
             input_ids=token_table.view(-1).index_select(0, token_index),
             positions=positions,
             metadata=tuple(metadata),
             logits_index=None if every_token_samples else logits_index,
-            shape=BatchShape(len(places.positions), len(rows), max_query_len),
+            shape=BatchShape(len(places.positions), len(rows)),
         )
         return StepInputs(model, sampling, write_index)
 

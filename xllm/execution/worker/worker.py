@@ -44,7 +44,6 @@ class _Started:
 
     platform: Platform
     executor: Executor
-    storage: CacheStorage
     rows: Rows
     builder: InputBuilder
     sampler: Sampler
@@ -169,7 +168,6 @@ class Worker:
         self._started = _Started(
             opened.platform,
             executor,
-            storage,
             rows,
             InputBuilder(rows, groups, max_rows, self._device),
             sampler,

@@ -71,10 +71,6 @@ class BlockPool:
         """How many of ``blocks`` would be allocatable after ``release(blocks)``."""
         return int(np.count_nonzero(self.references[blocks] == 1))
 
-    def num_unlocked(self, blocks: list[int]) -> int:
-        """How many of the remembered ``blocks`` would no longer be free after ``share(blocks)``."""
-        return int(np.count_nonzero(self.references[blocks] == 0))
-
     def drop_unlocked(self) -> None:
         """Forget the content of every block that nobody uses."""
         self._push(np.array(self._cache.evict(self._cache.num_unlocked), np.int32))

@@ -64,10 +64,6 @@ class CacheStorage:
         """Key and value views (num_blocks, block_size, Hk, D) of every layer."""
         return self._layers
 
-    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Key and value views of one layer."""
-        return self._layers[index]
-
     @property
     def group_of_layer(self) -> tuple[int, ...]:
         """The index of each layer's group."""

@@ -30,7 +30,6 @@ class AttentionMetadata:
     block_table: Tensor  # (S, B) int32
     slot_mapping: Tensor  # (T,) int64: block * block_size + offset; negative means "do not write"
     max_query_len: int
-    max_seq_len: int
     prefix: SharedPrefix | None = None  # for backends with ``reads_shared_prefixes``
     # (S,) int32, query tokens of rows with more than one, else 0: by backends that plan it.
     long_query_lens: Tensor | None = None

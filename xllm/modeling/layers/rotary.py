@@ -24,10 +24,10 @@ class RotaryTable:
     rotated alike, so cached keys stay valid when a sequence grows past the original context.
     """
 
-    def __init__(self, config: RopeConfig, max_len: int, device: torch.device | None = None):
+    def __init__(self, config: RopeConfig, max_len: int) -> None:
         frequencies, scale = inverse_frequencies(config, max_len)
         angles = torch.outer(torch.arange(max_len, dtype=torch.float32), frequencies)
-        self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1).mul_(scale).to(device)
+        self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1).mul_(scale)
 
 
 def inverse_frequencies(config: RopeConfig, max_len: int) -> tuple[Tensor, float]:

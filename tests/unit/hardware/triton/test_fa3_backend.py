@@ -71,7 +71,6 @@ def _run(batch: PagedBatch, layer: Layer) -> tuple[Tensor, Tensor]:
         block_table=batch.block_table,
         slot_mapping=torch.empty(0, dtype=torch.int64),
         max_query_len=batch.max_query_len,
-        max_seq_len=int(batch.seq_lens.max()),
     )
     backend.plan(metadata)
     context = ForwardContext((metadata,), [(batch.k_cache, batch.v_cache)], (0,), backend)

@@ -36,7 +36,7 @@ def test_every_layer_has_the_blocks_of_its_group():
     storage.check()
     assert storage.group_of_layer == (0, 0, 1, 0)
     assert [keys.shape[0] for keys, _ in storage.layers] == [5, 5, 9, 5]
-    keys, values = storage.layer(2)
+    keys, values = storage.layers[2]
     assert keys.shape == values.shape == (9, 4, 2, 8)
     assert keys.dtype == torch.bfloat16
 

@@ -202,7 +202,6 @@ class FullGraphRunner:
                     block_table=blocks,
                     slot_mapping=slots,
                     max_query_len=1,
-                    max_seq_len=self._tables.token_ids.shape[1] - 1,
                     prefix=prefix if group == self._tables.prefix_group else None,
                 )
             )

@@ -180,7 +180,6 @@ class MixedGraphRunner:
                 block_table=blocks,
                 slot_mapping=slots[:size],
                 max_query_len=size,
-                max_seq_len=self._model.config.max_len,
             )
             for slots, blocks in zip(memory.slots, memory.blocks, strict=True)
         )

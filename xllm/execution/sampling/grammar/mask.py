@@ -30,8 +30,7 @@ _STUCK = "structured_outputs cannot be followed further: "
 class _Batch:
     """The constrained rows of a step."""
 
-    entries: Int64Array  # (C,) which of the step's rows
-    entries_index: torch.Tensor  # the same on the device
+    entries: torch.Tensor  # (C,) int64 on the device, which of the step's rows
     row_ids: list[int]
     rows: list[GrammarRow]
 
@@ -85,13 +84,6 @@ class GrammarMask:
         shape = (num_rows, self._mask_shape[1])
         return torch.zeros(shape, dtype=torch.int32, device=self._device)
 
-    @property
-    def entries(self) -> Int64Array:
-        """(C,) which of the staged step's rows have a grammar, in the order of ``next_masks``."""
-        batch = self._batch[2]
-        assert batch is not None
-        return batch.entries
-
     def add_request(self, request: RowRequest) -> None:
         """Take over a row's grammar, if it has one, and replay what it sampled before.
 
@@ -134,23 +126,16 @@ class GrammarMask:
         """Set the logits of what the grammars do not allow to -inf; waits for the step before."""
         batch = self._batch[2]
         assert batch is not None
-        masks = self.next_masks()
-        ops.mask_logits(logits, batch.entries_index, masks.to(self._device, non_blocking=True))
-
-    def next_masks(self) -> torch.Tensor:
-        """Masks (C, W) of the staged step, on the host, overwritten by the next ones; waits for the
-        step before."""
-        batch = self._batch[2]
-        assert batch is not None
         self._advance()
-        return self._fill(batch)
+        masks = self._fill(batch).to(self._device, non_blocking=True)
+        ops.mask_logits(logits, batch.entries, masks)
 
     def accept(self, step: SamplingStep, tokens: torch.Tensor) -> None:
         """Have the sampled tokens of constrained rows copied to where ``apply`` finds them."""
         batch = self._batch[2]
         if batch is None:
             return
-        chosen = tokens[batch.entries_index]
+        chosen = tokens[batch.entries]
         copied = None
         if self._device.type != "cpu":
             host = torch.empty(chosen.shape, dtype=chosen.dtype, pin_memory=True)
@@ -176,7 +161,6 @@ class GrammarMask:
         entries = entries[np.argsort(lanes, kind="stable")]
         row_ids = rows[entries].tolist()
         return _Batch(
-            entries,
             as_index(entries, self._device),
             row_ids,
             [self._rows[row] for row in row_ids],
@@ -212,7 +196,7 @@ class GrammarMask:
                 row.failure = _STUCK + explain(row.matcher)
 
     def _fill(self, batch: _Batch) -> torch.Tensor:
-        """(C, W) masks of the batch, on the host."""
+        """(C, W) masks of the batch, on the host, overwritten by the next ones."""
         assert self._filler is not None and self._host_masks is not None
         count = len(batch.rows)
         tensor = self._host_masks[:count]
