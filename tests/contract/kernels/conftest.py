@@ -17,7 +17,7 @@ import torch
 from tests.contract.kernels.harness import Implementation
 from xllm.hardware.kernels import binding, ops
 from xllm.hardware.kernels.cpu import native
-from xllm.hardware.platforms.processor import processor
+from xllm.hardware.processor import processor
 
 _ENGINES = {"float32": 0, "dot": 1, "tile": 2}
 

@@ -19,9 +19,10 @@ from xllm.execution.executor.runners import mixed_graph
 from xllm.execution.executor.runners.full_graph import DecodeOutput, buckets
 from xllm.execution.executor.runners.mixed_graph import MixedOutput, token_buckets
 from xllm.execution.worker import prefix_rows
+from xllm.hardware.graphs import CaptureError
 from xllm.hardware.kernels import ops
 from xllm.hardware.kernels.binding import implementations
-from xllm.hardware.platforms import CaptureError, cpu
+from xllm.hardware.platforms import cpu
 from xllm.modeling.attention import GraphSupport
 from xllm.modeling.attention import torch as torch_backend
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from xllm.hardware.graphs import CaptureError
 from xllm.hardware.kernels.cpu import native
-from xllm.hardware.platforms import CaptureError
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler")
 

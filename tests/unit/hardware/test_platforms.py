@@ -10,7 +10,7 @@ import torch
 
 from xllm.hardware import platforms
 from xllm.hardware.platforms import cgroup, cpu
-from xllm.hardware.platforms.processor import processor
+from xllm.hardware.processor import processor
 
 
 def test_an_unknown_device_lists_the_known_ones() -> None:

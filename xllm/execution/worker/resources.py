@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from xllm.core.config import CacheConfig, ExecutionConfig, SchedulerConfig, XllmConfig
-from xllm.execution.executor.runners.graph_api import GraphApi
+from xllm.hardware.graphs import GraphApi
 from xllm.hardware.platforms import Platform, resolve
 from xllm.kv_cache.layout import (
     CacheDemand,
@@ -63,8 +63,7 @@ def open_graphs(
         return None
     if backend.device_type != platform.device.type:
         return None
-    graphs: GraphApi | None = platform.graphs
-    return graphs
+    return platform.graphs
 
 
 def resolve_dtype(name: str, platform: Platform) -> torch.dtype:

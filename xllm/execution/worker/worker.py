@@ -28,7 +28,8 @@ from xllm.execution.worker.opening import OpenedModel, Progress, open_model
 from xllm.execution.worker.profiling import StepProfiler
 from xllm.execution.worker.prompt_logprobs import PromptScorer
 from xllm.execution.worker.rows import Rows
-from xllm.hardware.platforms import CaptureError, Platform
+from xllm.hardware.graphs import CaptureError
+from xllm.hardware.platforms import Platform
 from xllm.kv_cache.layout import CacheGroup, WorkerInfo, first_full_group
 from xllm.kv_cache.storage import CacheStorage
 from xllm.modeling.attention import GraphSupport

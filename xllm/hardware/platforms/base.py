@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from xllm.hardware.graphs import GraphApi
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemoryInfo:
@@ -16,10 +18,6 @@ class MemoryInfo:
 
     total_bytes: int
     free_bytes: int
-
-
-class CaptureError(RuntimeError):
-    """Work that a graph cannot repeat; the message says what in it. It runs eagerly instead."""
 
 
 class Platform(ABC):
@@ -33,7 +31,7 @@ class Platform(ABC):
         compiles_kernels: kernels are compiled when first launched, unless ``compile_ahead`` did.
         async_device: device work is queued and runs beside the host.
         streams: stream API (current, create, event), or None where work runs in program order.
-        graphs: graph capture API, or None where there are no device graphs.
+        graphs: what captures device graphs, or None where there are none.
     """
 
     name: str
@@ -42,7 +40,7 @@ class Platform(ABC):
     collective_backend: str
     async_device: bool
     streams: Any = None
-    graphs: Any = None
+    graphs: GraphApi | None = None
     compiles_kernels: bool = False
 
     @staticmethod

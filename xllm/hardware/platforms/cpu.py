@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from xllm.hardware.graphs import GraphApi
 from xllm.hardware.platforms import base, cgroup
-from xllm.hardware.platforms.processor import processor
+from xllm.hardware.processor import processor
 
 
 class Platform(base.Platform):
@@ -23,7 +23,7 @@ class Platform(base.Platform):
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self._graphs: Any = None
+        self._graphs: GraphApi | None = None
 
     @staticmethod
     def is_available() -> bool:
@@ -37,7 +37,7 @@ class Platform(base.Platform):
         ops.use_platform(self.kernels)
 
     @property
-    def graphs(self) -> Any:  # type: ignore[override]
+    def graphs(self) -> GraphApi:  # type: ignore[override]
         """Recorded kernel calls (``kernels.cpu.graph``)."""
         if self._graphs is None:
             from xllm.hardware.kernels.cpu.graph import CpuGraphs

@@ -23,7 +23,7 @@ from xllm.execution.executor.runners.decode_memory import (
     empty_step,
     pack_step,
 )
-from xllm.execution.executor.runners.graph_api import Graph, GraphApi
+from xllm.hardware.graphs import Graph, GraphApi
 from xllm.hardware.kernels import ops
 from xllm.kv_cache.storage import CacheStorage
 from xllm.modeling.attention import AttentionBackend, AttentionMetadata, ForwardContext

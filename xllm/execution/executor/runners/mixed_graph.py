@@ -20,8 +20,7 @@ from torch import Tensor
 
 from xllm.execution.executor.inputs import BatchShape, ModelInputs
 from xllm.execution.executor.runners.eager import EagerRunner
-from xllm.execution.executor.runners.graph_api import Graph, GraphApi
-from xllm.hardware.platforms.base import CaptureError
+from xllm.hardware.graphs import CaptureError, Graph, GraphApi
 from xllm.kv_cache.storage import CacheStorage
 from xllm.modeling.attention import AttentionBackend, AttentionMetadata, ForwardContext
 from xllm.modeling.models.decoder import CausalLM

@@ -25,8 +25,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from xllm.hardware.graphs import CaptureError
 from xllm.hardware.kernels.cpu import call, native
-from xllm.hardware.platforms.base import CaptureError
 
 _ALLOCATIONS = frozenset(
     {

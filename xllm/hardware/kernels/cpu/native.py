@@ -23,7 +23,7 @@ import torch
 
 from xllm.core.config.env import cache_dir
 from xllm.core.observability.logging import get_logger
-from xllm.hardware.platforms.processor import processor
+from xllm.hardware.processor import processor
 
 logger = get_logger(__name__)
 

@@ -1,9 +1,13 @@
-"""What a platform offers to the runners that replay device graphs."""
+"""Device graphs: work that is recorded once and repeated without Python."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Protocol
+
+
+class CaptureError(RuntimeError):
+    """Work that a graph cannot repeat; the message says what in it. It runs eagerly instead."""
 
 
 class Graph(Protocol):
@@ -23,4 +27,10 @@ class GraphApi(Protocol):
 
     on_demand: bool
 
-    def capture(self, work: Callable[[], Any]) -> Graph: ...
+    def capture(self, work: Callable[[], Any]) -> Graph:
+        """Record what ``work`` computes.
+
+        Raises:
+            CaptureError: it cannot be repeated.
+        """
+        ...
