@@ -129,6 +129,15 @@ def test_base64_is_little_endian_float32(tokenizer):
     assert decoded.tolist() == floats
 
 
+@pytest.mark.parametrize("name", ["use_activation", "normalize"])
+def test_an_embedding_without_its_norm_is_what_the_model_computed(tokenizer, name):
+    (whole,) = Stack(tokenizer, EMBED).ask("embed", input="cat")["data"]
+    (plain,) = Stack(tokenizer, EMBED).ask("embed", input="cat", **{name: False})["data"]
+    raw = np.array(plain["embedding"])
+    assert abs(np.linalg.norm(raw) - 1) > 0.1
+    np.testing.assert_allclose(raw / np.linalg.norm(raw), whole["embedding"], 1e-6)
+
+
 def test_dimensions_are_cut_before_the_norm(tokenizer):
     spec = dataclasses.replace(EMBED, dimensions=(2,))
     (entry,) = Stack(tokenizer, spec).ask("embed", input="cat", dimensions=2)["data"]
@@ -171,6 +180,9 @@ def test_dimensions_that_mean_nothing_are_refused(tokenizer, allowed, asked, mes
             "input",  # two special tokens and no text: still a prompt
         ),
         ({"input": "cat", "encoding_format": "int8"}, "encoding_format", "encoding_format: "),
+        ({"input": "cat", "embed_dtype": "float16"}, "embed_dtype", "embed_dtype: "),
+        ({"input": "cat", "endianness": "big"}, "endianness", "endianness: "),
+        ({"input": "cat", "truncation_side": "left"}, "truncation_side", "truncation_side: "),
         ({"input": "cat", "request_id": "x" * 129}, "request_id", "request_id must have at most"),
         ({"input": "cat", "priority": 1 << 40}, "priority", "priority must be between"),
         ({"input": 3}, "input", "input: "),

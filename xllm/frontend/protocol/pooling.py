@@ -31,18 +31,21 @@ class PoolingFields(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingRequest(PoolingFields, kw_only=True):
-    """Texts (or token ids) to embed."""
+    """Texts (or token ids) to embed; without activation (or normalization, as it was called) the
+    vector is what the model computed."""
 
     input: Input
     encoding_format: EncodingFormat | None = None
+    embed_dtype: Literal["float32"] | None = None
+    endianness: Literal["native", "little"] | None = None
+    use_activation: bool | None = None
+    normalize: bool | None = None
     dimensions: int | None = None
     add_special_tokens: bool | None = None
 
 
 class PoolingRequest(EmbeddingRequest, kw_only=True):
-    """The same for any pooling model; without activation the vector is what the model computed."""
-
-    use_activation: bool | None = None
+    """The same for any pooling model."""
 
 
 class ClassificationRequest(PoolingFields, kw_only=True):

@@ -72,7 +72,7 @@ class PoolingService:
         factory = self._require(body, "embed")
         _check_dimensions(body.dimensions, factory)
         raw, usage = await self._run_inputs(factory, body, body.input, body.add_special_tokens)
-        vectors = embeddings(raw, factory.spec, body.dimensions)
+        vectors = _vectors(raw, factory, body)
         data = [Embedding(i, v) for i, v in enumerate(_encoded(vectors, body))]
         return EmbeddingResponse(**self._head("embd"), data=data, usage=usage)
 
@@ -83,18 +83,15 @@ class PoolingService:
             RequestError: the request is refused or failed.
         """
         factory = self._require(body)
-        activate = body.use_activation is not False
         if factory.spec.task == "embed":
             _check_dimensions(body.dimensions, factory)
         elif body.dimensions is not None:
             raise RequestError.bad_field("dimensions", "needs a model that embeds")
         raw, usage = await self._run_inputs(factory, body, body.input, body.add_special_tokens)
         if factory.spec.task == "classify":
-            vectors = scores(raw, factory.spec, activate)
-        elif activate:
-            vectors = embeddings(raw, factory.spec, body.dimensions)
+            vectors = scores(raw, factory.spec, _activates(body))
         else:
-            vectors = raw[:, : body.dimensions]
+            vectors = _vectors(raw, factory, body)
         data = [Pooled(i, v) for i, v in enumerate(_encoded(vectors, body))]
         return PoolingResponse(**self._head("pool"), data=data, usage=usage)
 
@@ -216,6 +213,17 @@ class PoolingService:
             "created": int(time.time()),
             "model": self._served.name,
         }
+
+
+def _activates(body: EmbeddingRequest) -> bool:
+    return body.use_activation is not False and body.normalize is not False
+
+
+def _vectors(raw: Float32Array, factory: PoolingFactory, body: EmbeddingRequest) -> Float32Array:
+    """Embeddings of the length asked for, shape (inputs, dimensions)."""
+    if _activates(body):
+        return embeddings(raw, factory.spec, body.dimensions)
+    return raw[:, : body.dimensions]
 
 
 def _check_dimensions(dimensions: int | None, factory: PoolingFactory) -> None:
