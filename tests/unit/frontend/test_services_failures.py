@@ -56,6 +56,29 @@ def test_a_bad_streaming_request_is_refused_before_the_stream(fields, param):
     assert (error.status, error.param) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"regex": "a+"}, "regex"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
+    ],
+)
+def test_a_grammar_that_fails_in_the_engine_blames_the_clients_field(fields, param):
+    async def scenario():
+        stack = Stack()
+        task = stack.start("completion", **fields)
+        handle = await stack.request()
+        message = "structured_outputs cannot be followed further: too many expressions"
+        stack.client.deliver(failures=[Failure(handle, -1, message, 400, "structured_outputs")])
+        with pytest.raises(RequestError) as caught:
+            await task
+        return caught.value
+
+    error = run(scenario())
+    assert error.param == param and error.message.startswith(f"{param} cannot be followed")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_refusal_by_the_engine_keeps_its_status(stream):
     async def scenario():

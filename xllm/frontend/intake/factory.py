@@ -40,6 +40,7 @@ from xllm.frontend.intake.thinking import bound_thoughts
 from xllm.frontend.intake.tools import ToolUse, tool_use
 from xllm.frontend.intake.truncation import KeptText, last_tokens, num_kept
 from xllm.frontend.intake.unserved import check_served
+from xllm.frontend.output.answer import GRAMMAR_FIELD
 from xllm.frontend.parsers import MessageParser
 from xllm.frontend.parsers.answer import AnswerFormats, Expected
 from xllm.frontend.protocol.chat import ChatCompletionRequest
@@ -68,7 +69,7 @@ class PreparedRequest:
     prompt_text: str | None = None
     new_parser: Callable[[], MessageParser] | None = None
     token_table: Sequence[bytes] | None = None  # what the parser wants to see of each token
-    grammar_field: str = "structured_outputs"
+    grammar_field: str = GRAMMAR_FIELD
 
 
 class RequestFactory:
@@ -383,7 +384,7 @@ class RequestFactory:
         if params.top_k >= limits.vocab_size:
             params = _replace(params, top_k=0)  # keeping the whole vocabulary filters nothing
         if params.structured_outputs is not None:
-            form = Form(params.structured_outputs, "structured_outputs")
+            form = Form(params.structured_outputs, GRAMMAR_FIELD)
             params = _replace(params, structured_outputs=None)
         room = limits.max_model_len - len(ids)
         # A grammar that has come to its end leaves nothing but EOS to sample.

@@ -13,6 +13,8 @@ from xllm.frontend.output.logprobs import TokenEntry, prompt_entries
 from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.text.tokenizer import Tokenizer
 
+GRAMMAR_FIELD = "structured_outputs"  # what the engine calls a request's grammar
+
 
 class AnswerState:
     """State of one open request, fed by ``OutputProcessor`` and read by services.
@@ -23,6 +25,7 @@ class AnswerState:
         eos_token_ids: ids that end a text without being a stop reason.
         keep_entries: deltas carry one entry per token (logprobs or token ids were asked for).
         token_table: bytes of every token, if not the tokenizer's own.
+        grammar_field: what the client calls its grammar.
     """
 
     def __init__(
@@ -33,9 +36,11 @@ class AnswerState:
         eos_token_ids: frozenset[int] = frozenset(),
         keep_entries: bool = False,
         token_table: Sequence[bytes] | None = None,
+        grammar_field: str = GRAMMAR_FIELD,
     ) -> None:
         params = request.params
         self.request = request
+        self.grammar_field = grammar_field
         self.num_cached_tokens = 0
         self.queue_seconds = 0.0
         self.error: RequestError | None = None

@@ -11,7 +11,7 @@ from xllm.core.messages.server import Failure, OutputBatch, PooledColumns
 from xllm.core.observability.logging import get_logger
 from xllm.core.request.finish import FinishReason
 from xllm.core.request.request import Request
-from xllm.frontend.output.answer import AnswerState
+from xllm.frontend.output.answer import GRAMMAR_FIELD, AnswerState
 from xllm.frontend.output.logprobs import entries_by_position
 from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.text.tokenizer import Tokenizer
@@ -61,6 +61,7 @@ class OutputProcessor:
         *,
         keep_entries: bool = False,
         token_table: Sequence[bytes] | None = None,
+        grammar_field: str = GRAMMAR_FIELD,
     ) -> AnswerState:
         """Expect outputs for a request.
 
@@ -68,6 +69,7 @@ class OutputProcessor:
             request: as it is sent to the engine.
             keep_entries: deltas carry token ids even without logprobs.
             token_table: bytes of every token, if not the tokenizer's own.
+            grammar_field: what errors of its grammar blame.
         """
         assert request.handle not in self._open
         state = AnswerState(
@@ -76,6 +78,7 @@ class OutputProcessor:
             eos_token_ids=self._eos_token_ids,
             keep_entries=keep_entries,
             token_table=token_table,
+            grammar_field=grammar_field,
         )
         self._open[request.handle] = state
         return state
@@ -177,4 +180,5 @@ class OutputProcessor:
         touched[failure.handle] = state
         if failure.choice >= 0 and len(state.choices) > 1:
             done.failed.append(failure.handle)  # the other choices still run
-        state.fail(RequestError(failure.status, failure.message, param=failure.param))
+        error = RequestError(failure.status, failure.message, param=failure.param)
+        state.fail(error.renamed([(GRAMMAR_FIELD, state.grammar_field)]))

@@ -162,7 +162,10 @@ class OutputDispatcher:
         requests = [each.request for each in prepared]
         answers = [
             self._processor.add(
-                each.request, keep_entries=keep_entries, token_table=each.token_table
+                each.request,
+                keep_entries=keep_entries,
+                token_table=each.token_table,
+                grammar_field=each.grammar_field,
             )
             for each in prepared
         ]
