@@ -2,11 +2,20 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.fakes.worker import make_groups
 from xllm.kv_cache.blocks import BlockManager
 from xllm.kv_cache.layout import CacheDemand
-from xllm.kv_cache.prefix import NO_MATCH, PrefixIdentity
+from xllm.kv_cache.prefix import (
+    NO_MATCH,
+    BlockKeys,
+    GroupView,
+    PrefixCache,
+    PrefixIdentity,
+    match,
+)
 
 DEMAND = CacheDemand(max_num_seqs=4, max_step_tokens=16, max_model_len=64)
 TOKENS = np.arange(64, dtype=np.int32)
@@ -143,6 +152,27 @@ def test_a_hit_is_valid_in_every_group():
     # A fifth costs one that the next token would see.
     assert blocks.extend_decodes(np.array([1]), np.array([16], np.int32))
     assert blocks.match(keys, TOKENS, 16).num_tokens == 0
+
+
+@settings(max_examples=100)
+@given(st.data(), st.sampled_from([(5, 4), (6, 4), (9, 2)]))
+def test_a_hit_is_the_longest_that_the_blocks_allow(data, shape):
+    """Whatever a window group has forgotten in between."""
+    window, size = shape
+    num_blocks = 12
+    (group,) = make_groups(num_blocks, size, (window,))
+    keys = BlockKeys(PrefixIdentity(), [size])
+    chain = keys.upto(num_blocks, size, TOKENS)
+    held = data.draw(st.sets(st.integers(0, num_blocks - 1)))
+    cache = PrefixCache(num_blocks + 1)
+    cache.insert([chain[i + 1] for i in held], [i + 1 for i in held])
+    found = match([GroupView(group.spec, cache)], keys, TOKENS, num_blocks * size)
+    lengths = (
+        count * size
+        for count in range(num_blocks + 1)
+        if held >= {*range(max(0, count * size - window + 1) // size, count)}
+    )
+    assert found.num_tokens == max(lengths)
 
 
 def test_groups_of_different_block_sizes_agree_on_a_common_length():

@@ -66,10 +66,12 @@ def match(
             blocks.append(block)
         found.append(blocks)
         length = min(length, len(blocks) * size // stride * stride)
-    while length and not all(
-        _covers(group.spec, blocks, length) for group, blocks in zip(groups, found, strict=True)
-    ):
-        length -= stride
+    while True:
+        covered = (_covered(g.spec, b, length) for g, b in zip(groups, found, strict=True))
+        shorter = min(covered, default=length) // stride * stride
+        if shorter == length:
+            break
+        length = shorter
     if not length:
         return NO_MATCH
     firsts = tuple(first_visible_block(group.spec, length) for group in groups)
@@ -80,8 +82,12 @@ def match(
     return PrefixMatch(length, firsts, reused)
 
 
-def _covers(spec: CacheSpec, blocks: list[int | None], length: int) -> bool:
-    if spec.window is None:
-        return True
-    visible = blocks[first_visible_block(spec, length) : length // spec.block_size]
-    return None not in visible
+def _covered(spec: CacheSpec, blocks: list[int | None], length: int) -> int:
+    """``length`` if every block is there that the token after it sees, else the tokens before the
+    last one that is not: anything between sees that one too."""
+    if spec.window is not None:
+        first = first_visible_block(spec, length)
+        for index in range(length // spec.block_size - 1, first - 1, -1):
+            if blocks[index] is None:
+                return index * spec.block_size
+    return length
