@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from fastapi import Request, Response
-from starlette.requests import ClientDisconnect
 
 from xllm.core.config import ServerConfig
+from xllm.entrypoints.http.departure import UntilDisconnect
 from xllm.entrypoints.http.security import read_body
-from xllm.entrypoints.http.sse import SseResponse, wait_for_disconnect
+from xllm.entrypoints.http.sse import SseResponse
 from xllm.frontend.protocol.decode import decode_request
 from xllm.frontend.protocol.errors import RequestError
 
@@ -63,26 +63,8 @@ async def exchange(
     config: ServerConfig = request.app.state.config
     timeout = config.request_timeout or None
     body = decode_request(schema, await read_body(request, config.max_body_bytes, timeout))
-    answer = await _until_disconnect(request, handle(body), timeout)
+    async with UntilDisconnect(request.receive), asyncio.timeout(timeout):
+        answer = await handle(body)
     if hasattr(answer, "__aiter__"):
         return SseResponse(answer, timeout_seconds=timeout)
     return json_response(answer)
-
-
-async def _until_disconnect(
-    request: Request, work: Awaitable[Any], timeout_seconds: float | None
-) -> Any:
-    task = asyncio.ensure_future(work)
-    gone = asyncio.create_task(wait_for_disconnect(request.receive))
-    try:
-        done, _ = await asyncio.wait(
-            {task, gone}, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED
-        )
-        if task in done:
-            return task.result()
-        raise ClientDisconnect if done else TimeoutError
-    finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)

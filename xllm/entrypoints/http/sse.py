@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from xllm.entrypoints.http.activity import RAW_SEND
+from xllm.entrypoints.http.departure import UntilDisconnect
 from xllm.entrypoints.http.dialects import Dialect, dialect_of
 from xllm.entrypoints.http.errors import request_error
 
@@ -23,7 +26,7 @@ _HEADERS = [
 class SseResponse(Response):
     """Streams lists of chunks as events, in the dialect of the route.
 
-    The response has a task of its own and its stream's queue is its own, so a client that does
+    The request has a task of its own and its stream's queue is its own, so a client that does
     not read stalls this answer alone; what piles up meanwhile leaves in one write. An error after
     the headers becomes one error event, then the stream closes without its usual end.
 
@@ -45,15 +48,9 @@ class SseResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the end, the timeout or the client's departure."""
-        stream = asyncio.create_task(self._stream(dialect_of(scope), send, scope[RAW_SEND]))
-        gone = asyncio.create_task(wait_for_disconnect(receive))
-        try:
-            await asyncio.wait({stream, gone}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
-            stream.cancel()
-            # The cancelled stream's generator aborts its request in the engine on the way out.
-            await asyncio.gather(stream, gone, return_exceptions=True)
+        with contextlib.suppress(ClientDisconnect):
+            async with UntilDisconnect(receive):
+                await self._stream(dialect_of(scope), send, scope[RAW_SEND])
 
     async def _stream(self, dialect: Dialect, send_start: Send, send: Send) -> None:
         tail = dialect.end
@@ -69,9 +66,3 @@ class SseResponse(Response):
         finally:
             await self._chunks.aclose()  # type: ignore[attr-defined]
         await send({"type": "http.response.body", "body": tail})
-
-
-async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has gone away."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

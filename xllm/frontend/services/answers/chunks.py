@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 # How long a streaming answer may wait for the engine's first word before its headers go out.
@@ -13,7 +12,6 @@ SETTLE_SECONDS = 1.0
 # stream whose reader stalled.
 _INLINE_ENTRIES = 256
 
-T = TypeVar("T")
 NewsT = TypeVar("NewsT")
 ChunkT = TypeVar("ChunkT")
 WholeT = TypeVar("WholeT", covariant=True)
@@ -76,7 +74,11 @@ class ChunkStream(Generic[ChunkT]):
                 news = await self._reader.read()
                 self._ended = not news
                 if news:
-                    chunks = await _shape(self._maker.num_entries(news), self._maker.chunks, news)
+                    maker = self._maker
+                    if maker.num_entries(news) <= _INLINE_ENTRIES:  # every token but few
+                        chunks = maker.chunks(news)
+                    else:
+                        chunks = await asyncio.to_thread(maker.chunks, news)
                 else:
                     chunks = self._maker.closing()
                 if chunks:
@@ -100,7 +102,9 @@ async def read_whole(reader: NewsReader[NewsT], maker: WholeMaker[NewsT, WholeT]
     """
     try:
         news = await reader.read()
-        return await _shape(maker.num_entries(news), maker.whole, news)
+        if maker.num_entries(news) <= _INLINE_ENTRIES:
+            return maker.whole(news)
+        return await asyncio.to_thread(maker.whole, news)
     except BaseException:
         reader.close()
         raise
@@ -120,10 +124,3 @@ async def open_stream(
         reader.close()
         raise
     return ChunkStream(reader, maker)
-
-
-async def _shape(num_entries: int, shape: Callable[[list[NewsT]], T], news: list[NewsT]) -> T:
-    """Call ``shape`` here, or in a thread where it would hold up the event loop."""
-    if num_entries <= _INLINE_ENTRIES:
-        return shape(news)
-    return await asyncio.to_thread(shape, news)

@@ -42,6 +42,7 @@ class AnswerStream:
         self._num_unfinished = len(answers)
         self._news: dict[int, AnswerState] = {}
         self._awake = False  # there is news that the reader has not fetched
+        self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._deadline = self._start_clock()
 
@@ -57,15 +58,15 @@ class AnswerStream:
             RequestError: one of the answers failed.
         """
         while True:
-            if self._awake or self.finished:
+            if self._awake or not self._num_unfinished:
                 self._awake = False
                 news, self._news = self._news, {}
                 deltas: list[PromptDelta] = []
                 for index, answer in news.items():
                     deltas += [(index, delta) for delta in answer.take()]
-                if deltas or self.finished:
+                if deltas or not self._num_unfinished:
                     return deltas
-            await self._wait()
+            await self._next_notice()
 
     async def settle(self, timeout_seconds: float) -> None:
         """Wait for the first sign of the engine, so that a refusal becomes an HTTP status.
@@ -76,7 +77,7 @@ class AnswerStream:
         try:
             async with asyncio.timeout(timeout_seconds):
                 if not self._awake:
-                    await self._wait()
+                    await self._next_notice()
         except TimeoutError:
             return  # it queues; the headers may go out
         for answer in self._news.values():
@@ -107,8 +108,7 @@ class AnswerStream:
             return None
         left = request.arrival_time + deadline_ms / 1000 - time.monotonic()
         message = f"the request did not finish within its deadline of {deadline_ms:g} ms"
-        loop = asyncio.get_running_loop()
-        return loop.call_later(
+        return self._loop.call_later(
             max(0.0, left),
             self._dispatcher.expire,
             self,
@@ -119,13 +119,10 @@ class AnswerStream:
         if self._deadline is not None:
             self._deadline.cancel()
 
-    async def _wait(self) -> None:
+    def _next_notice(self) -> asyncio.Future[None]:
         # A bare future: one wake-up per step and stream is the server's hottest await.
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        self._waiter = self._loop.create_future()
+        return self._waiter
 
 
 class OutputDispatcher:
