@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 from typing import Any
 
@@ -49,3 +50,22 @@ def test_a_pool_is_not_used_again_when_all_its_graphs_are_gone(pools: list[Any])
     second = graphs.capture(lambda: None)
     assert pools == [None, "pool 0", None]
     assert second.output is None
+
+
+def test_the_pool_of_a_capture_that_failed_is_left_alone(pools: list[Any]) -> None:
+    graphs = CudaGraphs()
+    first = graphs.capture(lambda: 1)
+    with pytest.raises(ZeroDivisionError):
+        graphs.capture(lambda: 1 // 0)
+    second, third = graphs.capture(lambda: 2), graphs.capture(lambda: 3)
+    assert pools == [None, "pool 0", None, "pool 2"]
+    assert [graph.output for graph in (first, second, third)] == [1, 2, 3]
+
+
+def test_no_garbage_is_collected_while_work_is_recorded(pools: list[Any]) -> None:
+    graphs = CudaGraphs()
+    assert graphs.capture(gc.isenabled).output is False
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        graphs.capture(lambda: 1 // 0)
+    assert gc.isenabled()

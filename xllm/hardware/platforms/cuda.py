@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,13 +47,27 @@ class CudaGraphs:
         kernels are compiled and libraries initialized."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        pool = self._pool if self._live else None  # a pool ends with the last of its graphs
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            output = work()
+        with _no_collection():
+            pool = self._pool if self._live else None  # a pool ends with the last of its graphs
+            self._pool = None  # after a capture that fails it would refuse further ones
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                output = work()
         self._pool = graph.pool()
         captured = CudaGraph(graph, output)
         self._live.add(captured)
         return captured
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Garbage may hold graphs and pinned memory, and giving those back would end a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Platform(base.Platform):
