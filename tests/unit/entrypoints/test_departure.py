@@ -58,6 +58,35 @@ def test_work_that_ends_first_ends_the_watch():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("first", ["client", "work"])
+def test_a_client_that_leaves_in_the_turn_in_which_the_work_ends_cancels_nothing_later(first):
+    async def main():
+        client, done = _Client(), asyncio.Event()
+
+        async def request():
+            ended = False
+            try:
+                async with UntilDisconnect(client.receive):
+                    await asyncio.sleep(0)  # the watch begins to wait
+                    await done.wait()
+                    ended = True
+            except ClientDisconnect:
+                assert not ended
+            for _ in range(4):
+                await asyncio.sleep(0)  # what comes next is not cancelled
+
+        task = asyncio.create_task(request())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        events = [client.gone, done] if first == "client" else [done, client.gone]
+        for event in events:
+            event.set()
+        await task
+        assert task.cancelling() == 0
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("error", [ValueError, TimeoutError, asyncio.CancelledError])
 def test_other_errors_pass(error):
     async def main():

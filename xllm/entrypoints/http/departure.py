@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
+from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
@@ -29,8 +30,7 @@ class UntilDisconnect:
         assert task is not None
         self._task = task
         self._num_cancels = task.cancelling()
-        self._watch = asyncio.create_task(_departure(self._receive))
-        self._watch.add_done_callback(self._on_departure)
+        self._watch = asyncio.create_task(self._cancel_on_departure(task))
 
     async def __aexit__(
         self,
@@ -38,18 +38,14 @@ class UntilDisconnect:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._watch.remove_done_callback(self._on_departure)
-        self._watch.cancel()
+        self._watch.cancel()  # also one that is about to learn of the departure
         own = self._gone and self._task.uncancel() <= self._num_cancels
         if own and isinstance(error, asyncio.CancelledError):
             raise ClientDisconnect from error
 
-    def _on_departure(self, watch: asyncio.Task[None]) -> None:
-        if not watch.cancelled():
-            self._gone = True
-            self._task.cancel()
-
-
-async def _departure(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    async def _cancel_on_departure(self, task: asyncio.Task[Any]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        # Here and not in a callback of this task, which would come a turn later: after the end.
+        self._gone = True
+        task.cancel()
