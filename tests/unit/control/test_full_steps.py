@@ -45,6 +45,7 @@ def test_a_multiple_that_leaves_hardly_a_place_beside_the_streams_is_not_taken()
         ("no size is better than another", 0, NUM_DECODING, [30]),
         ("no step is so large", 512, NUM_DECODING, [30]),
         ("streams alone take every token", FULL, 256, [30]),
+        ("a multiple leaves no place, and company would find none", FULL, 250, [30]),
     ],
 )
 def test_what_never_waits(why, full_step, num_decoding, prompts):

@@ -52,7 +52,8 @@ class FullSteps:
         if size >= num_decoding + full // 4:  # else hardly a prompt would find place
             self._num_held = 0
             return size
-        if self._num_held < MAX_HELD_STEPS:
+        # Prompts that overflow a step as it is wait for nobody.
+        if total < most and self._num_held < MAX_HELD_STEPS:
             self._num_held += 1
             return None
         self._num_held = 0
