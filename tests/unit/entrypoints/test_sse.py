@@ -111,6 +111,46 @@ def test_a_client_that_leaves_cancels_its_request(streamed: bool) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_client_that_leaves_cancels_its_request_though_others_were_sent_ahead(
+    streamed: bool, turn: int
+) -> None:
+    """``turn`` answers are complete when the client leaves."""
+    events: list[str] = []
+
+    async def chunks() -> AsyncIterator[list[Any]]:
+        try:
+            yield [{"i": 0}]
+            await asyncio.sleep(30)
+        finally:
+            events.append("closed")
+
+    async def handle(body: Any) -> Any:
+        events.append("begun")
+        if events.count("begun") <= turn:
+            return {"text": "answer"}
+        if streamed:
+            return chunks()
+        try:
+            return await asyncio.sleep(30)
+        finally:
+            events.append("closed")
+
+    async def scenario() -> None:
+        async with Running(FakeStack(handle)) as server:
+            content = json.dumps(BODY).encode()
+            head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+            _, writer = await server.send((head.encode() + content) * (turn + 3))
+            await until(lambda: events.count("begun") == turn + 1)
+            writer.close()
+            await until(lambda: events.count("closed") == 1)
+            await asyncio.sleep(0.05)
+            assert events.count("begun") == turn + 1  # the others are not begun
+
+    asyncio.run(scenario())
+
+
 def test_a_reader_that_stalls_stops_no_other_stream() -> None:
     async def handle(body: Any) -> Any:
         async def endless() -> AsyncIterator[list[Any]]:

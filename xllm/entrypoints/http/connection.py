@@ -7,7 +7,11 @@ from typing import Any
 
 import msgspec
 from httptools import HttpParserUpgrade, HttpRequestParser
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from xllm.frontend.protocol.errors import RequestError
 
@@ -56,6 +60,7 @@ class GuardedHttpProtocol(HttpToolsProtocol):
     _num_begun = 0  # requests that began in the piece being parsed
     _header_bytes = 0
     _header_timer: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None  # whose answer is being made
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock of the first request's headers."""
@@ -64,9 +69,12 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the clock, and the request that is being answered."""
         self._stop_timer()
-        super().connection_lost(exc)
+        super().connection_lost(exc)  # tells the request that was read last
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Parse; refuse a request whose headers have no end."""
@@ -112,6 +120,8 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._stop_timer()
         super().on_headers_complete()
+        if not self.pipeline:
+            self._running = self.cycle
 
     def on_message_complete(self) -> None:
         """The request's last byte."""
@@ -119,6 +129,11 @@ class GuardedHttpProtocol(HttpToolsProtocol):
             return
         super().on_message_complete()
         self._between_requests = True
+
+    def on_response_complete(self) -> None:
+        """The next request's turn, if one was sent ahead."""
+        self._running = self.pipeline[-1][0] if self.pipeline else None
+        super().on_response_complete()
 
     def begin_again(self) -> _Parser:
         """Parse the head that has just been read without its ``Upgrade``; what goes on from there.
