@@ -183,3 +183,12 @@ def test_cache_shape_holds_exactly_the_logical_cache(backend):
 def test_unknown_backend_lists_the_known():
     with pytest.raises(ValueError, match=r"unknown attention backend 'x'; known: .*torch"):
         load_backend("x")
+
+
+def test_a_backend_whose_library_is_missing_is_refused_by_name(monkeypatch):
+    def load(name: str):
+        raise ModuleNotFoundError("No module named 'triton'")
+
+    monkeypatch.setattr(BACKENDS, "load", load)
+    with pytest.raises(ValueError, match=r"^attention_backend 'fa3': No module named 'triton'$"):
+        load_backend("fa3")

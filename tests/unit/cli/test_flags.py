@@ -4,7 +4,7 @@ import json
 import pytest
 
 from tools import flags_reference, metrics_reference
-from xllm.core.config.flags import add_flags, config_from, make_config, options
+from xllm.core.config.flags import add_flags, config_from, make_config, options, read_file
 
 # A new option is a decision: add it here on purpose.
 OPTIONS = {
@@ -149,3 +149,12 @@ def test_no_number_but_the_seed_may_be_negative(option):
 def test_an_unknown_option_lists_the_known():
     with pytest.raises(ValueError, match=r"'max_len'.*max_model_len"):
         make_config({"max_len": 1})
+
+
+def test_a_misspelt_option_is_answered_with_the_one_that_was_meant(tmp_path):
+    with pytest.raises(ValueError, match=r"^unknown option 'max_num_seq' \(did you mean max_num_s"):
+        make_config({"max_num_seq": 1})
+    file = tmp_path / "c.json"
+    file.write_text('{"max-num-seq": 1}')
+    with pytest.raises(ValueError, match=r"'max-num-seq' \(did you mean max-num-seqs\?\)$"):
+        read_file(file, {option.name: option for option in options()})

@@ -47,7 +47,7 @@ class StatsLog:
         steps, before = stats.worker, last.worker
         graphs = steps.decode_graph_steps + steps.mixed_graph_steps
         graphs -= before.decode_graph_steps + before.mixed_graph_steps
-        if graphs:
+        if graphs and steps.idle_p99_us:  # measured where a device computes beside the host
             logger.info(
                 "steps as graphs %.1f %%, device idle between decodes p50 %.0f us, p99 %.0f us",
                 100 * graphs / (graphs + steps.eager_steps - before.eager_steps),

@@ -17,6 +17,7 @@ from typing import Any
 
 from xllm.core.config.option import OptionInfo
 from xllm.core.config.root import XllmConfig
+from xllm.core.utils.suggestion import suggestion
 
 TOPICS = {f.name: typing.get_type_hints(XllmConfig)[f.name] for f in dataclasses.fields(XllmConfig)}
 
@@ -102,7 +103,8 @@ def make_config(values: Mapping[str, Any]) -> XllmConfig:
     known = {option.name: option for option in options()}
     for name, value in values.items():
         if name not in known:
-            raise ValueError(f"unknown option {name!r}; known: {', '.join(sorted(known))}")
+            meant = suggestion(name, known)
+            raise ValueError(f"unknown option {name!r}{meant}; known: {', '.join(sorted(known))}")
         by_topic[known[name].topic][name] = value
     return XllmConfig(**{topic: TOPICS[topic](**fields) for topic, fields in by_topic.items()})
 
@@ -126,7 +128,9 @@ def read_file(path: Path, known: Mapping[str, Option]) -> dict[str, Any]:
     for key, value in data.items():
         option = known.get(str(key).replace("-", "_"))
         if option is None:
-            raise ValueError(f"--config {path}: unknown option {key!r}")
+            flags = (option.flag[2:] for option in known.values())
+            meant = suggestion(str(key).replace("_", "-"), flags)
+            raise ValueError(f"--config {path}: unknown option {key!r}{meant}")
         values[option.name] = _checked(path, option, value)
     return values
 

@@ -1,1 +1,1 @@
-"""Small helpers without a domain: the lazy registry, array encoding, the GGUF container."""
+"""Small helpers without a domain: the lazy registry, suggestions, arrays, the GGUF container."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from xllm.core.utils.suggestion import suggestion
 from xllm.version import __version__
 
 # Subcommand -> its line in the help. Its module (dashes as underscores) has ``add_arguments`` and
@@ -22,9 +22,6 @@ COMMANDS = {
     "doctor": "show what this machine offers and what is missing",
     "version": "print the version",
 }
-
-# Least likeness of a suggestion, as difflib has it.
-_CLOSE = 0.75
 
 _EXAMPLES = """examples:
   xllm serve                       serve the bundled smollm2 on http://127.0.0.1:8000
@@ -93,8 +90,7 @@ def _innermost(
 def _suggestion(unknown: str, known: Sequence[str]) -> str:
     """A question for the option that was meant, if one is close to what was written."""
     flag = unknown.partition("=")[0]
-    near = difflib.get_close_matches(flag, known, 1, _CLOSE) if flag.startswith("-") else ()
-    return f" (did you mean {near[0]}?)" if near else ""
+    return suggestion(flag, known) if flag.startswith("-") else ""
 
 
 def _dashed(argument: str) -> str:

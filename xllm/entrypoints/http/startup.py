@@ -52,7 +52,9 @@ class StartupReport:
                 f"  KV cache: {ready.num_kv_tokens:,} tokens, "
                 f"{ready.max_concurrency:.1f} sequences of {ready.max_model_len:,} tokens at once"
             )
-        self._line(f"ready in {time.monotonic() - self._begin:.1f} s: {url}/v1  (health: /health)")
+        seconds = time.monotonic() - self._begin
+        page = "chat page: /, " if config.server.enable_web and ready.task == "generate" else ""
+        self._line(f"ready in {seconds:.1f} s: {url}/v1  ({page}health: /health)")
         key = " -H 'Authorization: Bearer KEY'" if config.server.api_key else ""
         path, body = _EXAMPLES[ready.task]
         named = body.replace("NAME", config.model.api_name)

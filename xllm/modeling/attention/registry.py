@@ -16,7 +16,11 @@ def load_backend(name: str) -> AttentionBackend:
         ValueError: no such backend, and the message lists those that exist; or this machine lacks
             what it needs.
     """
-    backend: AttentionBackend = BACKENDS.load(name).Backend()
+    try:
+        module = BACKENDS.load(name)
+    except ImportError as error:
+        raise ValueError(f"attention_backend {name!r}: {error}") from error
+    backend: AttentionBackend = module.Backend()
     return backend
 
 

@@ -122,6 +122,7 @@ def build(*defines: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits for the first one's result
         if path.exists():
             return path
+        logger.info("compiling the CPU kernels, once for this processor and compiler")
         with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as scratch:
             sources = _units(Path(scratch))
             objects = [str(Path(scratch) / f"{source.stem}.o") for source in sources]
