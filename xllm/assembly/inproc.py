@@ -8,6 +8,7 @@ from typing import Any
 from xllm.assembly.engine import Engine, build_engine
 from xllm.assembly.resolve import resolve_files
 from xllm.core.config import XllmConfig
+from xllm.core.config.env import let_waiting_threads_sleep
 from xllm.core.config.files import ModelFiles
 from xllm.core.messages.server import EngineProgress, EngineReady, EngineStats, OutputBatch
 from xllm.core.request.request import Request
@@ -41,6 +42,7 @@ class InprocEngine:
         Raises:
             ValueError: the model does not exist or does not fit the configuration.
         """
+        let_waiting_threads_sleep()
         self.files = resolve_files(self._config, self._on_progress)
         mailbox = _NoMail()
         self._engine = build_engine(self._config, self.files, mailbox, mailbox, self._on_progress)
