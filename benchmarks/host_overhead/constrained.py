@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ from xllm.execution.worker.finishing import DeferredResult
 from xllm.frontend.intake import end_token_ids
 from xllm.frontend.text import Tokenizer, load_tokenizer
 from xllm.frontend.text.loading import tokenizer_from_file
+from xllm.hardware.kernels import ops
 from xllm.kv_cache.layout import CacheGroup, CacheSpec, WorkerInfo
 
 TARGET = 1.10
@@ -47,6 +49,7 @@ _WORDS = "the quick brown fox jumps over a lazy dog while it rains in spring and
 _SPIN_SECONDS = 0.0002  # before a deadline that sleeping would miss
 _WARM_UP = 10
 _MAX_LEN = 4096
+_NO_LOGITS = torch.empty(0)
 
 
 def _array_of(properties: dict[str, Any]) -> dict[str, Any]:
@@ -172,13 +175,14 @@ class SimulatedWorker:
 
     def _constrain(self, step_id: int, step: SamplingStep) -> Any:
         began = time.perf_counter(), time.process_time()
-        masks = self._mask.next_masks()
+        with mock.patch.object(ops, "mask_logits") as device:
+            self._mask.apply(_NO_LOGITS)
         ended = time.perf_counter(), time.process_time()
         self.fill_seconds.append((ended[0] - began[0], ended[1] - began[1]))
         self._free_at = max(self._free_at, ended[0])
         rows, tokens = step.rows, self._tokens[step.rows, self._num_sampled[step.rows]]
-        order = self._mask.entries.argsort()
-        words = masks.numpy()[order, tokens // 32]
+        _, entries, masks = device.call_args.args
+        words = masks[entries.argsort()].numpy()[np.arange(len(rows)), tokens // 32]
         assert ((words >> (tokens % 32)) & 1).all(), "a grammar refuses a text that it describes"
         assert not self._mask.failures
         self._mask.accept(step, torch.from_numpy(tokens))
