@@ -14,8 +14,8 @@ class UntilDisconnect:
     """Asynchronous context: the client's departure cancels what runs inside, and raises
     ``ClientDisconnect``.
 
-    It works as ``asyncio.timeout`` does: in the task that enters it. A task of its own would cost
-    every answer two turns of the event loop, and a turn takes as long as a token for every stream.
+    It works as ``asyncio.timeout`` does: in the task that enters it. Work in a task of its own
+    would take two more turns of the event loop, each as long as a token for every stream.
 
     Args:
         receive: the request's, whose body has been read.
