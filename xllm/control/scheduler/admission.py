@@ -19,6 +19,8 @@ from xllm.kv_cache.prefix import NO_MATCH, PrefixIdentity, PrefixMatch
 # behind those that wait ends after so many of them.
 _MIN_FOLLOWED_TOKENS = 512
 _MAX_FOLLOWERS = 32
+# Waiting prompts whose tokens are added up to see whether they fill a step.
+_MAX_COUNTED = 64
 
 
 class Admission:
@@ -103,12 +105,13 @@ class Admission:
         self._grammars.enqueue(entry)
 
     def prompts(self) -> Iterator[int]:
-        """Tokens to compute of every prompt that has a row or would find one, in turn. What the
-        prefix cache holds is not known yet, and counts."""
+        """Tokens to compute of prompts that have a row or would find one, in turn: of the first
+        that wait, as looking on takes time where memory is what they wait for. What the prefix
+        cache holds is not known yet, and counts."""
         table = self._state.table
         for sequence in self._state.prefilling:
             yield int(table.num_known[sequence.row] - table.num_computed[sequence.row])
-        for sequence in islice(self._state.queue.in_turn(), table.num_free):
+        for sequence in islice(self._state.queue.in_turn(), min(table.num_free, _MAX_COUNTED)):
             assert sequence.tokens is not None
             yield len(sequence.tokens)
 
