@@ -11,7 +11,9 @@ from xllm.core.observability.logging import escape_controls
 from xllm.version import __version__
 
 _BAR_WIDTH = 30
-_CHAT = '{"model": "NAME", "messages": [{"role": "user", "content": "Hello!"}]}'
+_CHAT = (
+    '{"model": "NAME", "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+)
 _EXAMPLES = {
     "generate": ("/v1/chat/completions", _CHAT),
     "embed": ("/v1/embeddings", '{"model": "NAME", "input": "Hello!"}'),
