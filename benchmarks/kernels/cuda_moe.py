@@ -113,8 +113,8 @@ def fp8_cases() -> Iterator[Case]:
         for tokens in (1, 8, 64, 128, 256):
             x = torch.randn(tokens, inputs, dtype=BF16, device=DEVICE)
             work = {"bytes": outputs * inputs, "flops": 2 * tokens * outputs * inputs}
-            values, x_scale = fp8.quantize_tokens(x)
-            operands = (x,) if tokens == 1 else (values, x_scale, BF16)
+            quantized = fp8.quantize_tokens(x, inputs)
+            operands = (x,) if tokens == 1 else (quantized.values, quantized.scale[0], BF16)
             for tile in fp8_tiles(tokens) if tokens <= 64 else ():
                 calls = [
                     lambda p=p, t=tile, i=operands: linear.stream_linear(i[0], p, None, t, *i[1:])
@@ -123,12 +123,11 @@ def fp8_cases() -> Iterator[Case]:
                 yield Case(f"{name} {tokens} {tile}", calls, **work)
             if tokens > 1:
                 calls = [
-                    lambda p=p, v=values, s=x_scale: fp8.linear_fp8(v, s, p.weight, p.scale, None)
-                    for p in packed
+                    lambda p=p, x=quantized: fp8.linear_fp8(x, p.weight, p.scale) for p in packed
                 ]
                 yield Case(f"{name} {tokens} library", calls, **work)
             if name == "down":
-                yield Case(f"quantize {tokens}", [lambda x=x: fp8.quantize_tokens(x)])
+                yield Case(f"quantize {tokens}", [lambda x=x: fp8.quantize_tokens(x, x.shape[1])])
 
 
 def fp8_tiles(tokens: int) -> Iterator[linear.StreamTile]:
