@@ -142,6 +142,8 @@ def test_every_8_bit_weight_is_widened_exactly(device) -> None:
 @pytest.mark.parametrize("tile", [*TILES, None], ids=str)
 def test_a_norm_between_two_products(kind: str, dtype: torch.dtype, tile, device) -> None:
     """The first product leaves more parts of the sum than the second loads at a time."""
+    if tile is not None and dtype == torch.bfloat16 and device.type != "cuda":
+        pytest.skip("the interpreter takes minutes for all of them")
     hidden, eps, offset = 304, 0.1, 1.0
     x = torch.randn(1, 360, device=device).to(dtype)
     residual = torch.randn(1, hidden, device=device).to(dtype)
