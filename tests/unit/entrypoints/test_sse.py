@@ -21,6 +21,24 @@ def streaming(chunks: AsyncIterator[list[Any]]) -> FakeStack:
     return FakeStack(handle)
 
 
+async def slow_answer(streamed: bool, events: list[str]) -> Any:
+    """Takes 30 seconds, or streams for as long; notes "closed" when it is cancelled."""
+
+    async def chunks() -> AsyncIterator[list[Any]]:
+        try:
+            yield [{"i": 0}]
+            await asyncio.sleep(30)
+        finally:
+            events.append("closed")
+
+    if streamed:
+        return chunks()
+    try:
+        return await asyncio.sleep(30)
+    finally:
+        events.append("closed")
+
+
 def events_of(text: str) -> list[str]:
     assert text.endswith("\n\n")
     events = text[:-2].split("\n\n")
@@ -81,23 +99,11 @@ def test_a_stream_that_takes_too_long_ends_with_an_error_and_is_closed() -> None
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_client_that_leaves_cancels_its_request(streamed: bool) -> None:
-    events = []
-
-    async def chunks() -> AsyncIterator[list[Any]]:
-        try:
-            yield [{"i": 0}]
-            await asyncio.sleep(30)
-        finally:
-            events.append("closed")
+    events: list[str] = []
 
     async def handle(body: Any) -> Any:
         events.append("begun")
-        if streamed:
-            return chunks()
-        try:
-            return await asyncio.sleep(30)
-        finally:
-            events.append("closed")
+        return await slow_answer(streamed, events)
 
     async def scenario() -> None:
         async with Running(FakeStack(handle)) as server:
@@ -119,23 +125,11 @@ def test_a_client_that_leaves_cancels_its_request_though_others_were_sent_ahead(
     """``turn`` answers are complete when the client leaves."""
     events: list[str] = []
 
-    async def chunks() -> AsyncIterator[list[Any]]:
-        try:
-            yield [{"i": 0}]
-            await asyncio.sleep(30)
-        finally:
-            events.append("closed")
-
     async def handle(body: Any) -> Any:
         events.append("begun")
         if events.count("begun") <= turn:
             return {"text": "answer"}
-        if streamed:
-            return chunks()
-        try:
-            return await asyncio.sleep(30)
-        finally:
-            events.append("closed")
+        return await slow_answer(streamed, events)
 
     async def scenario() -> None:
         async with Running(FakeStack(handle)) as server:

@@ -36,25 +36,22 @@ class FullSteps:
             prompts: tokens to compute of each prompt that could run, in turn. Read as far as the
                 step reaches.
         """
+        size = self._size(num_decoding, prompts)
+        self._num_held = 0 if size is not None else self._num_held + 1
+        return size
+
+    def _size(self, num_decoding: int, prompts: Iterable[int]) -> int | None:
         full, most = self._full_step, self._max_tokens
         if not full or not full // 8 <= num_decoding < most:
-            self._num_held = 0
             return most
         total = num_decoding
         for num_tokens in prompts:
             total += num_tokens
             if total >= most:
                 break
-        if total == num_decoding:
-            self._num_held = 0
-            return most
         size = min(total, most) // full * full
         if size >= num_decoding + full // 4:  # else hardly a prompt would find place
-            self._num_held = 0
             return size
         # Prompts that overflow a step as it is wait for nobody.
-        if total < most and self._num_held < MAX_HELD_STEPS:
-            self._num_held += 1
-            return None
-        self._num_held = 0
-        return most
+        waits = num_decoding < total < most and self._num_held < MAX_HELD_STEPS
+        return None if waits else most

@@ -60,7 +60,7 @@ class CudaGraphs:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Garbage may hold graphs and pinned memory, and giving those back would end a capture."""
+    """Garbage may hold graphs and memory, whose release must not fall into a capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
