@@ -13,6 +13,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -83,6 +84,12 @@ def compile_only() -> Iterator[list[Any]]:
 
 if __name__ == "__main__":
     assert not triton.knobs.runtime.interpret
-    with compile_only() as kernels:
+    threads = len(os.sched_getaffinity(0))
+    with (
+        compile_only() as launched,
+        ThreadPoolExecutor(threads) as pool,
+        triton.AsyncCompileMode(pool),
+    ):
         runpy.run_path(sys.argv[1])["launch_all"]()
+    kernels = [k.result() if isinstance(k, triton.FutureKernel) else k for k in launched]
     print(len(kernels), sum(len(re.findall(r"ld\.shared\.[bsu]8", k.asm["ptx"])) for k in kernels))
