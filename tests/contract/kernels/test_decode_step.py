@@ -15,16 +15,22 @@ def test_rows_are_expanded_and_padding_writes_nowhere(implementation: Implementa
     block_table = torch.randint(1, 90, (5, 10), generator=generator, dtype=torch.int32)
     rows = torch.tensor([3, 0, 4, 0], dtype=torch.int32)
     lens = torch.tensor([1, 40, 8, 0], dtype=torch.int32)
+    new_blocks = torch.tensor([-1, 95, 0, 7], dtype=torch.int32)
     filled = []
     for expand in (implementation.expand_decode, reference.expand_decode):
         ids, blocks = torch.zeros(4, dtype=torch.int32), torch.zeros(4, 10, dtype=torch.int32)
         positions, index, slots = (torch.zeros(4, dtype=torch.int64) for _ in range(3))
-        expand(rows, lens, token_table, block_table, 4, ids, positions, index, slots, blocks)
+        table = block_table.clone()
+        expand(rows, lens, token_table, table, 4, new_blocks, ids, positions, index, slots, blocks)
         for row, length in enumerate(lens.tolist()):
             blocks[row, -(-length // 4) :] = 0  # what lies behind the last block is not read
-        filled.append((ids, positions, index, slots, blocks))
+        filled.append((ids, positions, index, slots, blocks, table))
     for own, expected in zip(*filled, strict=True):
         assert torch.equal(own, expected)
+    *_, slots, blocks, table = filled[0]
+    assert table[0, 9] == 95 and table[4, 1] == 0  # appended, also for later steps
+    assert blocks[1, 9] == 95 and slots.tolist()[1:3] == [95 * 4 + 3, 3]
+    assert (table != block_table).sum() == 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

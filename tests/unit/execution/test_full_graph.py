@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,12 +14,16 @@ import torch
 from tests.contract.equivalence.test_grammars import GRAMMARS, new_cache
 from tests.contract.equivalence.tiny_engine import VOCAB_SIZE, TinyEngine, request, write_checkpoint
 from tests.fakes.graphs import FakeGraph, FakeGraphs
+from tests.unit.execution.test_rows import int32
+from tests.unit.execution.test_worker import make_worker, row, start_plan
 from xllm.control.scheduler import sharing
+from xllm.core.messages.worker import AppendedBlocks
 from xllm.core.request.request import Request
 from xllm.execution.executor.runners import mixed_graph
 from xllm.execution.executor.runners.full_graph import DecodeOutput, buckets
 from xllm.execution.executor.runners.mixed_graph import MixedOutput, token_buckets
 from xllm.execution.worker import prefix_rows
+from xllm.execution.worker.rows import Rows
 from xllm.hardware.graphs import CaptureError
 from xllm.hardware.kernels import ops
 from xllm.hardware.kernels.binding import OP_FILES
@@ -97,6 +102,42 @@ def test_graph_steps_give_the_tokens_of_eager_steps(
     assert ran.decode_graph_steps == sum(g.num_replays for g in graphs.of(DecodeOutput))
     assert ran.mixed_graph_steps == sum(g.num_replays for g in graphs.of(MixedOutput))
     assert ran.eager_steps == 0, "every step of this engine has a graph"
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_blocks_of_decode_steps_come_with_their_one_copy(
+    family: str, tmp_path: Path, graphs: FakeGraphs, monkeypatch
+) -> None:
+    """Both kinds of cache groups grow by a block within twenty tokens, and no step but that of
+    the prompts writes to a block table apart."""
+    engine = TinyEngine(write_checkpoint(tmp_path, family), max_rows=MAX_ROWS)
+    steps, append_blocks = [], Rows.append_blocks
+
+    def note(rows: Rows, group: int, appended: AppendedBlocks) -> None:
+        steps.append(engine.worker.stats().decode_graph_steps)
+        append_blocks(rows, group, appended)
+
+    monkeypatch.setattr(Rows, "append_blocks", note)
+    engine.run([request(i, [7 + i] * (3 + 9 * i), 20) for i in range(3)])
+    assert engine.worker.stats().decode_graph_steps == 19
+    assert set(steps) == {0}
+
+
+def test_a_resumed_row_in_a_decode_step_gets_all_of_its_blocks(graphs: FakeGraphs) -> None:
+    """Its other tokens were found in the prefix cache."""
+    worker = make_worker()
+    worker.start()
+    plan = start_plan([[5, 6]], [row()])
+    assert plan.new_rows is not None
+    resumed = msgspec.structs.replace(plan.new_rows, prompt_lens=int32(1))
+    worker.execute(
+        msgspec.structs.replace(
+            plan, num_scheduled=int32(1), num_computed=int32(1), new_rows=resumed
+        )
+    ).result()
+    assert worker.stats().decode_graph_steps == 1
+    assert worker._started is not None
+    assert worker._started.rows.block_tables[0][0].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])

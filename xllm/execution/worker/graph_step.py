@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from xllm.core.messages.worker import StepPlan
+from xllm.core.utils.arrays import Int32Array
 from xllm.execution.executor.runners.decode_memory import DecodeRows
 from xllm.execution.executor.runners.full_graph import DecodeOutput, FullGraphRunner
 from xllm.execution.sampling import Sampler
@@ -74,7 +75,7 @@ class GraphStep:
         self.num_eager = 0
 
     def execute(self, plan: StepPlan) -> Launched | None:
-        """Queue the step; None if it must run eagerly."""
+        """Queue the step, and append its blocks; None, and nothing done, if it must run eagerly."""
         if not self._is_decode(plan):
             return None
         if not self._runner.can_run(len(plan.rows)):
@@ -87,22 +88,43 @@ class GraphStep:
             self._rows.prompt_lens,
             self._rows.token_ids,
         )
+        new_blocks = self._new_blocks(plan, seq_lens)
         prefix = None
         if plan.shared_prefixes is not None and self._runner.reads_prefixes:
             prefix = self._prefixes.place(plan.rows, plan.shared_prefixes)
         draws = self._sampler.plain_draws(step)
         if draws is None:
-            rows = DecodeRows(plan.rows, seq_lens, None, None, prefix)
+            rows = DecodeRows(plan.rows, seq_lens, None, None, new_blocks, prefix)
             staged = self._sampler.stage(step)
             output = self._runner.run(rows, self._on_launch)
             sample = functools.partial(self._sample_after, output, staged)
             return Launched(sample, staged.waits)
         output = self._runner.run(
-            DecodeRows(plan.rows, seq_lens, draws.inverse_temperature, draws.keys, prefix),
+            DecodeRows(
+                plan.rows, seq_lens, draws.inverse_temperature, draws.keys, new_blocks, prefix
+            ),
             self._on_launch,
         )
         samples = Samples(output.tokens, output.best_logits, _NO_ENTRIES, _NO_COUNTS, None)
         return Launched(lambda: samples, False)
+
+    def _new_blocks(self, plan: StepPlan, seq_lens: Int32Array) -> Int32Array:
+        """(G, S): the plan's blocks by row, -1 where there is none, so that they go with the step's
+        one copy. A group with other blocks than those of the rows' last tokens is written to its
+        table apart."""
+        found = np.full((len(plan.blocks), len(plan.rows)), -1, np.int32)
+        if not any(appended.rows.size for appended in plan.blocks):
+            return found
+        place = np.full(len(self._rows.prompt_lens), -1)
+        place[plan.rows] = np.arange(len(plan.rows))
+        for group, appended in enumerate(plan.blocks):
+            at = place[appended.rows]
+            last = (seq_lens[at] - 1) // self._rows.block_sizes[group]
+            if ((at >= 0) & (appended.starts == last) & (appended.counts == 1)).all():
+                found[group, at] = appended.block_ids
+            else:
+                self._rows.append_blocks(group, appended)
+        return found
 
     def _is_decode(self, plan: StepPlan) -> bool:
         """Rows past their prompt, one token each, all sampling."""

@@ -34,13 +34,12 @@ class Rows:
         device: torch.device,
     ) -> None:
         self._device = device
+        self.block_sizes = [group.spec.block_size for group in groups]
         # One more column than the context: the last sampled token is written but never computed.
         self.token_ids = zeros_on_demand((max_rows, max_model_len + 1), torch.int32, device)
         self.block_tables = [
-            zeros_on_demand(
-                (max_rows, -(-max_model_len // group.spec.block_size)), torch.int32, device
-            )
-            for group in groups
+            zeros_on_demand((max_rows, -(-max_model_len // block_size)), torch.int32, device)
+            for block_size in self.block_sizes
         ]
         self.prompt_lens: Int64Array = np.zeros(max_rows, np.int64)
 

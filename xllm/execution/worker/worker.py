@@ -249,6 +249,9 @@ class Worker:
             if launched is not None:
                 self._last_decode = started.finisher.decode(plan, launched)
                 return self._last_decode
+        for group, appended in enumerate(plan.blocks):
+            if appended.rows.size:
+                started.rows.append_blocks(group, appended)
         inputs = started.builder.build(plan)
         staged = started.sampler.stage(inputs.sampling)
         output = started.executor.run(inputs.model, eager=adapted)
@@ -266,7 +269,7 @@ class Worker:
         return WorkerStats(decode, mixed, self._num_steps - decode - mixed, median, high)
 
     def _update_rows(self, started: _Started, plan: StepPlan) -> None:
-        """Let the plan's changes take effect: frees, then starts, then blocks."""
+        """Let the plan's frees take effect, then its starts. Its blocks come with the step."""
         if plan.freed_rows.size:
             for row in plan.freed_rows.tolist():
                 started.sampler.remove(row)
@@ -276,9 +279,6 @@ class Worker:
             if started.adapters is not None:
                 started.adapters.start(plan.new_rows)
             self._start_sampling(started.sampler, plan.new_rows)
-        for group, appended in enumerate(plan.blocks):
-            if appended.rows.size:
-                started.rows.append_blocks(group, appended)
 
     def _start_sampling(self, sampler: Sampler, new: NewRows) -> None:
         ends = np.cumsum(new.num_tokens).tolist()

@@ -355,19 +355,22 @@ def expand_decode(
     token_table: Tensor,
     block_table: Tensor,
     block_size: int,
+    new_blocks: Tensor,
     input_ids: Tensor,
     positions: Tensor,
     write_index: Tensor,
     slot_mapping: Tensor,
     batch_blocks: Tensor,
 ) -> None:
-    """Fill what a decode step reads from the persistent rows; all outputs in place.
+    """Append blocks, and fill what a decode step reads from the persistent rows; all in place.
 
     Args:
         rows: (S,) int32 rows that decode their last known token.
         seq_lens: (S,) int32 tokens of each row, that one included; 0 marks padding.
         token_table: (R, W) int32.
-        block_table: (R, B) int32 of one cache group, whose blocks hold ``block_size`` tokens.
+        block_table: (R, B) int32 of one cache group, whose blocks hold ``block_size`` tokens;
+            written where there are new blocks.
+        new_blocks: (S,) int32 the block of each row's last token where it is appended now, else -1.
         input_ids: (S,) int32, written; 0 for padding.
         positions: (S,) int64, written; 0 for padding.
         write_index: (S,) int64, written: where the sampled token goes in the flat token table;
@@ -381,6 +384,7 @@ def expand_decode(
         token_table,
         block_table,
         block_size,
+        new_blocks,
         input_ids,
         positions,
         write_index,

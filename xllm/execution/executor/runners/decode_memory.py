@@ -13,7 +13,8 @@ from xllm.core.messages.worker import MAX_SHARED_PREFIXES
 from xllm.core.utils.arrays import Float32Array, Int32Array
 from xllm.hardware.kernels.shared_prefix import LINE_ROWS, SharedPrefix
 
-_COLUMNS = 5  # rows, seq_lens, inverse temperature (as bits), two random keys
+# Rows, seq_lens, inverse temperature (as bits), two random keys; then new blocks, one per group.
+_COLUMNS = 5
 # Copies in flight: one step runs, one is queued; a slot is free again when its copy is over.
 _HOST_SLOTS = 4
 
@@ -44,6 +45,7 @@ class DecodeRows:
     seq_lens: Int32Array  # (S,) tokens with the one computed now
     inverse_temperature: Float32Array | None  # (S,) 0 is greedy; None when all are
     keys: Int32Array | None  # (2, S) of ``sampling.rng``; None when all rows are greedy
+    new_blocks: Int32Array  # (G, S) per cache group, see ``ops.expand_decode``
     prefix: PrefixRows | None = None  # only where the runner ``reads_prefixes``
 
 
@@ -52,28 +54,32 @@ def max_prefix_lines(num_rows: int) -> int:
     return -(-num_rows // LINE_ROWS) + MAX_SHARED_PREFIXES - 1
 
 
-def empty_step(size: int, shares: bool) -> Int32Array:
-    """Room for a step of ``size`` rows: ``_COLUMNS`` columns, and with shared prefixes one more
-    of their lengths and the lines of their members. As it is, all of it is padding."""
+def empty_step(size: int, num_groups: int, shares: bool) -> Int32Array:
+    """Room for a step of ``size`` rows: their columns, and with shared prefixes one more of their
+    lengths and the lines of their members. As it is, all of it is padding."""
+    columns = _COLUMNS + num_groups + shares
     lines = max_prefix_lines(size) * LINE_ROWS if shares else 0
-    packed = np.zeros((_COLUMNS + shares) * size + lines, np.int32)
-    packed[(_COLUMNS + shares) * size :] = -1
+    packed = np.zeros(columns * size + lines, np.int32)
+    packed[columns * size :] = -1
     return packed
 
 
 def pack_step(step: DecodeRows, size: int) -> Int32Array:
     """``step`` as it is sent, padded to ``size`` rows."""
     count = len(step.rows)
-    packed = empty_step(size, step.prefix is not None)
-    columns = packed[: _COLUMNS * size].reshape(_COLUMNS, size)
+    num_groups = len(step.new_blocks)
+    packed = empty_step(size, num_groups, step.prefix is not None)
+    end = (_COLUMNS + num_groups) * size
+    columns = packed[:end].reshape(-1, size)
     columns[0, :count] = step.rows
     columns[1, :count] = step.seq_lens
     if step.inverse_temperature is not None:
         assert step.keys is not None
         columns[2, :count] = step.inverse_temperature.view(np.int32)
-        columns[3:, :count] = step.keys
+        columns[3:_COLUMNS, :count] = step.keys
+    columns[_COLUMNS:, :count] = step.new_blocks
     if step.prefix is not None:
-        tail = packed[_COLUMNS * size :]
+        tail = packed[end:]
         tail[:count] = step.prefix.lens
         tail[size : size + step.prefix.members.size] = step.prefix.members.ravel()
     return packed
@@ -101,7 +107,7 @@ class DecodeMemory:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         return cls(
-            packed=zeros(empty_step(size, True).size),
+            packed=zeros(empty_step(size, len(tables.block_tables), True).size),
             input_ids=zeros(size),
             positions=zeros(size, dtype=torch.int64),
             write_index=zeros(size, dtype=torch.int64),
@@ -113,14 +119,19 @@ class DecodeMemory:
         )
 
     def columns(self, size: int) -> Tensor:
-        """(_COLUMNS, size) int32: what was sent of each row."""
-        return self.packed[: _COLUMNS * size].view(_COLUMNS, size)
+        """(5 + groups, size) int32: what was sent of each row."""
+        return self.packed[: self._num_columns * size].view(-1, size)
 
     def shared_prefix(self, size: int) -> SharedPrefix:
         """What was sent of shared prefixes."""
-        end = (_COLUMNS + 1) * size
+        start = self._num_columns * size
+        end = start + size
         members = self.packed[end : end + max_prefix_lines(size) * LINE_ROWS]
-        return SharedPrefix(self.packed[_COLUMNS * size : end], members.view(-1, LINE_ROWS))
+        return SharedPrefix(self.packed[start:end], members.view(-1, LINE_ROWS))
+
+    @property
+    def _num_columns(self) -> int:
+        return _COLUMNS + len(self.slots)
 
 
 class Staging:

@@ -1,7 +1,7 @@
 """Decode steps as device graphs: expansion, model, logits, sampling and token feedback in one.
 
-The host packs five numbers per row into pinned memory, queues one copy and one replay, and never
-waits: the sampled tokens are in the device's rows when the next step's graph reads them.
+The host packs what it knows of each row into pinned memory, queues one copy and one replay, and
+never waits: the sampled tokens are in the device's rows when the next step's graph reads them.
 A batch runs in the smallest captured bucket that holds it; the rest of the bucket is padding, which
 has length 0, writes no cache slot and no token.
 """
@@ -124,7 +124,7 @@ class FullGraphRunner:
         if self._api.on_demand:
             wanted = [(1, False)]
         for number, (size, shares) in enumerate(wanted):
-            self._staging.load(empty_step(size, shares))
+            self._staging.load(empty_step(size, len(self._tables.block_tables), shares))
             work = functools.partial(self._decode, size, shares)
             if not self._api.on_demand:
                 # Outside capture: loads kernels and sets libraries up, once for all layers.
@@ -176,7 +176,8 @@ class FullGraphRunner:
         """What a graph of ``size`` rows records, with shared prefixes or without; or its
         rehearsal."""
         memory = self._memory
-        rows, seq_lens, temperature, *_keys = packed = memory.columns(size)
+        columns = memory.columns(size)
+        rows, seq_lens, temperature, _, _, *new_blocks = columns
         input_ids, positions = memory.input_ids[:size], memory.positions[:size]
         write_index = memory.write_index[:size]
         prefix = memory.shared_prefix(size) if shares else None
@@ -189,6 +190,7 @@ class FullGraphRunner:
                 self._tables.token_ids,
                 self._tables.block_tables[group],
                 block_size,
+                new_blocks[group],
                 input_ids,
                 positions,
                 write_index,
@@ -215,7 +217,7 @@ class FullGraphRunner:
         ops.sample_tokens(
             logits,
             temperature.view(torch.float32),
-            packed[3:],
+            columns[3:5],
             tokens,
             best,
             self._tables.token_ids,

@@ -12,6 +12,7 @@ def expand_decode(
     token_table: Tensor,
     block_table: Tensor,
     block_size: int,
+    new_blocks: Tensor,
     input_ids: Tensor,
     positions: Tensor,
     write_index: Tensor,
@@ -23,9 +24,11 @@ def expand_decode(
     row = rows.long()
     position = (seq_lens.long() - 1).clamp(min=0)
     index = row * token_table.shape[1] + position
-    block = block_table[row, position // block_size].long()
+    last = position // block_size
+    block = torch.where(new_blocks >= 0, new_blocks, block_table[row, last])
+    block_table[row[live], last[live]] = block[live]
     input_ids.copy_(torch.where(live, token_table.view(-1)[index], 0))
     positions.copy_(position)
     write_index.copy_(torch.where(live, index + 1, -1))
-    slot_mapping.copy_(torch.where(live, block * block_size + position % block_size, -1))
+    slot_mapping.copy_(torch.where(live, block.long() * block_size + position % block_size, -1))
     batch_blocks.copy_(block_table[row])

@@ -1,7 +1,7 @@
 """Expansion of a decode step: from row numbers and lengths to what the model reads.
 
 Grid: (row of the batch,). Also gathers the row's block table, of which only as many entries are
-written as the row has blocks.
+written as the row has blocks. A block appended now is in the plan, and goes into the table too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def expand_decode(
     token_table: Tensor,
     block_table: Tensor,
     block_size: int,
+    new_blocks: Tensor,
     input_ids: Tensor,
     positions: Tensor,
     write_index: Tensor,
@@ -33,6 +34,7 @@ def expand_decode(
         seq_lens,
         token_table,
         block_table,
+        new_blocks,
         input_ids,
         positions,
         write_index,
@@ -54,6 +56,7 @@ def _expand_decode_kernel(
     seq_lens_ptr,  # (S,) int32
     token_table_ptr,  # (R, W) int32
     block_table_ptr,  # (R, B) int32
+    new_blocks_ptr,  # (S,) int32, -1: none
     input_ids_ptr,  # (S,) int32
     positions_ptr,  # (S,) int64
     write_index_ptr,  # (S,) int64
@@ -83,12 +86,18 @@ def _expand_decode_kernel(
     tl.store(positions_ptr + entry, position)
     tl.store(write_index_ptr + entry, index + 1)
     source = block_table_ptr + row * block_stride
-    newest = tl.load(source + position // BLOCK_SIZE).to(tl.int64)
-    tl.store(slots_ptr + entry, newest * BLOCK_SIZE + position % BLOCK_SIZE)
-    num_blocks = tl.cdiv(seq_len, BLOCK_SIZE)
+    last = (seq_len - 1) // BLOCK_SIZE
+    newest = tl.load(new_blocks_ptr + entry)
+    if newest >= 0:
+        tl.store(source + last, newest)
+    else:
+        newest = tl.load(source + last)
+    tl.store(slots_ptr + entry, newest.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE)
     lane = tl.arange(0, BLOCK)
-    for start in range(0, num_blocks, BLOCK):
+    for start in range(0, last + 1, BLOCK):
         blocks = start + lane
-        values = tl.load(source + blocks, mask=blocks < num_blocks, other=0)
+        # Not the last: what this program has just stored may not be visible to all its threads.
+        values = tl.load(source + blocks, mask=blocks < last, other=0)
+        values = tl.where(blocks == last, newest, values)
         to = batch_blocks_ptr + entry.to(tl.int64) * batch_stride + blocks
-        tl.store(to, values, mask=blocks < num_blocks)
+        tl.store(to, values, mask=blocks <= last)

@@ -7,7 +7,8 @@ namespace {
 struct ExpandArgs {
   const int32_t *rows, *seq_lens;  // (S,)
   const int32_t* token_table;      // (R, W)
-  const int32_t* block_table;      // (R, B)
+  int32_t* block_table;            // (R, B)
+  const int32_t* new_blocks;       // (S,), -1: none
   int32_t* input_ids;              // (S,)
   int64_t *positions, *write_index, *slots;  // (S,)
   int32_t* batch_blocks;           // (S, B)
@@ -24,7 +25,8 @@ void expand(const ExpandArgs& a) {
     }
     const int64_t position = a.seq_lens[s] - 1, last = position / a.block_size;
     const int64_t token = a.rows[s] * a.table_width + position;
-    const int32_t* blocks = a.block_table + a.rows[s] * a.num_blocks;
+    int32_t* blocks = a.block_table + a.rows[s] * a.num_blocks;
+    if (a.new_blocks[s] >= 0) blocks[last] = a.new_blocks[s];
     a.input_ids[s] = a.token_table[token];
     a.positions[s] = position;
     a.write_index[s] = token + 1;
