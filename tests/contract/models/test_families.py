@@ -7,6 +7,8 @@ import torch
 import transformers
 
 from tests.contract.models.harness import PagedRun, load_tiny, reference_logits, tiny_checkpoint
+from xllm.modeling.models import resolve
+from xllm.modeling.quantization import load_method
 
 TOLERANCE = 1e-4
 TOKENS = [3, 17, 94, 41, 5, 9, 77, 23, 60, 11, 2, 88, 31, 54, 19, 70, 8, 42, 99, 1, 65, 37]
@@ -60,15 +62,16 @@ def _mixtral(**changes):
     return transformers.MixtralConfig(**shape | changes)
 
 
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+
+
 def _qwen3_moe(**changes):
-    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
-    return transformers.Qwen3MoeConfig(**_SHAPE | {"head_dim": 16} | experts | changes)
+    return transformers.Qwen3MoeConfig(**_SHAPE | {"head_dim": 16} | _EXPERTS | changes)
 
 
 def _qwen2_moe(**changes):
-    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
     shared = {"shared_expert_intermediate_size": 56}
-    return transformers.Qwen2MoeConfig(**_SHAPE | experts | shared | changes)
+    return transformers.Qwen2MoeConfig(**_SHAPE | _EXPERTS | shared | changes)
 
 
 def _gpt_oss(**changes):
@@ -108,6 +111,9 @@ CASES = {
     "mixtral-window-4": _mixtral(sliding_window=4),
     "qwen3-moe": _qwen3_moe(norm_topk_prob=True),
     "qwen3-moe-weights-as-they-are": _qwen3_moe(norm_topk_prob=False),
+    "qwen3-moe-slides-head-size-left-out": transformers.Qwen3MoeConfig(
+        **_SHAPE | _EXPERTS, use_sliding_window=True, sliding_window=5
+    ),
     "qwen3-moe-some-layers": _qwen3_moe(decoder_sparse_step=2, mlp_only_layers=[0]),
     # ME-10: weights normalized or not, with a shared expert here and without one above.
     "qwen2-moe": _qwen2_moe(norm_topk_prob=True),
@@ -158,6 +164,24 @@ def test_rows_of_one_batch_do_not_see_each_other(pair):
     torch.testing.assert_close(alone, expected[:15], atol=TOLERANCE, rtol=0)
     torch.testing.assert_close(mixed[1], expected[15:16], atol=TOLERANCE, rtol=0)
     torch.testing.assert_close(mixed[0], expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "left_out"),
+    [
+        (transformers.MistralConfig, ("sliding_window",)),
+        (transformers.MixtralConfig, ("rope_parameters", "rms_norm_eps")),
+        (transformers.GptOssConfig, ("sliding_window", "rms_norm_eps", "layer_types")),
+    ],
+)
+def test_fields_that_a_config_leaves_out_are_the_familys(config, left_out):
+    full = config(**_SHAPE, use_sliding_window=False).to_dict()
+    family = resolve(full)
+
+    def built(values):
+        return family.from_hf_config(values, method=load_method(None), dtype=torch.float32).config
+
+    assert built({k: v for k, v in full.items() if k not in left_out}) == built(full)
 
 
 def test_gemma3_caps_attention_scores_where_configured(tmp_path):

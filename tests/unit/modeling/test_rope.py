@@ -80,6 +80,37 @@ def test_old_and_new_config_layouts_mean_the_same():
     assert parse_rope(old, HEAD_DIM) == parse_rope(hf_dict(LLAMA3, 131072), HEAD_DIM)
 
 
+def test_scaling_that_was_added_to_the_new_layout_counts():
+    """As model cards say for YaRN, on a config that transformers 5 has written."""
+    both = hf_dict({"rope_type": "default"}, 8192)
+    old = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    assert parse_rope(both | {"rope_scaling": old}, HEAD_DIM) == parse_rope(
+        hf_dict(YARN, 8192), HEAD_DIM
+    )
+
+
+def test_a_rotation_per_layer_type_is_refused_where_all_layers_share_one():
+    nested = {"rope_parameters": {"full_attention": {"rope_theta": 1e6, **YARN}}}
+    with pytest.raises(ValueError, match=r"rope_parameters must be the same .*full_attention"):
+        parse_rope(nested, HEAD_DIM)
+    assert parse_rope(nested, HEAD_DIM, layer_type="full_attention").theta == 1e6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": "4"}}, r"factor must be a number .*'4'"),
+        ({"rope_scaling": [2.0]}, r"rope_scaling must be an object, got \[2.0\]"),
+        ({"rope_theta": True}, "rope_theta must be a number above 0, got True"),
+        ({"max_position_embeddings": "8k"}, "max_position_embeddings must be a positive integer"),
+        ({"rope_scaling": LONGROPE | {"long_factor": [1.0, None]}}, "long_factor must be a list"),
+    ],
+)
+def test_fields_of_the_wrong_type_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        parse_rope({"max_position_embeddings": 2048} | changes, HEAD_DIM)
+
+
 @pytest.mark.parametrize(("max_len", "seq_len"), [(4096, 4096), (4097, 4097), (131072, 131072)])
 def test_longrope_takes_the_list_of_the_served_length(max_len, seq_len):
     """ME-03. The rule: max_model_len above the original context takes the long factors."""

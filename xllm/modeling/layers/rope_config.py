@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from xllm.modeling.layers.fields import positive_int, positive_number
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RopeConfig:
@@ -41,34 +43,61 @@ def parse_rope(
     default_theta: float = 10_000.0,
 ) -> RopeConfig:
     """Read the rotary config of a model, in the old layout (``rope_theta`` and ``rope_scaling``)
-    or the new (``rope_parameters``, flat or one dict per layer type).
+    or the new (``rope_parameters``, flat or one dict per layer type). Where both are there, the
+    old layout's fields win: people add them to a config that has the new one.
 
     Args:
         layer_type: which entry to take when there is one per layer type.
 
     Raises:
-        ValueError: a field has the wrong type.
+        ValueError: a field has the wrong type, or layer types differ where they must not.
     """
-    values = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
-    if not isinstance(values, dict):
-        raise ValueError(f"rope_scaling must be an object, got {values!r}")
+    values = _object(hf_config, "rope_parameters")
     if layer_type is not None and isinstance(values.get(layer_type), dict):
         values = values[layer_type]
-    max_position = int(hf_config.get("max_position_embeddings") or 2048)
-    partial = values.get("partial_rotary_factor") or hf_config.get("partial_rotary_factor") or 1.0
-    original = hf_config.get("original_max_position_embeddings")
-    original = original or values.get("original_max_position_embeddings") or max_position
-    options = {name: values[name] for name in _PASSED if values.get(name) is not None}
-    options |= {name: tuple(values[name]) for name in _LISTS if values.get(name) is not None}
-    theta = values.get("rope_theta") or hf_config.get("rope_theta") or default_theta
+    elif any(isinstance(value, dict) for value in values.values()) and layer_type is None:
+        raise ValueError(
+            "config.json: rope_parameters must be the same for all layers of this model_type, got "
+            f"some for {', '.join(values)}"
+        )
+    scaling = _object(hf_config, "rope_scaling")
+    kind = str(_rope_type(scaling or values))
+    values = values | scaling
+    max_position = positive_int(hf_config, "max_position_embeddings", 2048)
+    original = positive_int(values, "original_max_position_embeddings", max_position)
+    original = positive_int(hf_config, "original_max_position_embeddings", original)
+    partial = positive_number(hf_config, "partial_rotary_factor", 1.0)
+    partial = positive_number(values, "partial_rotary_factor", partial)
+    theta = positive_number(hf_config, "rope_theta", default_theta)
+    theta = positive_number(values, "rope_theta", theta)
+    options: dict[str, Any] = {
+        name: positive_number(values, name, 1.0) for name in _NUMBERS if values.get(name)
+    }
+    options |= {name: _factors(values, name) for name in _LISTS if values.get(name) is not None}
+    if values.get("truncate") is not None:
+        options["truncate"] = bool(values["truncate"])
     return RopeConfig(
         rotary_dim=int(head_dim * partial),
-        theta=float(theta),
+        theta=theta,
         max_position=max_position,
-        rope_type=_ALIASES.get(kind := str(_rope_type(values)), kind),
-        original_max_position=int(original),
+        rope_type=_ALIASES.get(kind, kind),
+        original_max_position=original,
         **options,
     )
+
+
+def _object(hf_config: dict[str, Any], name: str) -> dict[str, Any]:
+    value = hf_config.get(name) or {}
+    if not isinstance(value, dict):
+        raise ValueError(f"config.json: {name} must be an object, got {value!r}")
+    return value
+
+
+def _factors(values: dict[str, Any], name: str) -> tuple[float, ...]:
+    given = values[name]
+    if not isinstance(given, list) or not all(isinstance(v, int | float) and v > 0 for v in given):
+        raise ValueError(f"config.json: {name} must be a list of numbers above 0, got {given!r}")
+    return tuple(float(value) for value in given)
 
 
 def longest_position(rope: RopeConfig) -> int:
@@ -85,7 +114,7 @@ def _rope_type(values: dict[str, Any]) -> Any:
     return values.get("rope_type") or values.get("type") or "default"
 
 
-_PASSED = (
+_NUMBERS = (
     "factor",
     "attention_factor",
     "low_freq_factor",
@@ -94,7 +123,6 @@ _PASSED = (
     "beta_slow",
     "mscale",
     "mscale_all_dim",
-    "truncate",
 )
 _LISTS = ("short_factor", "long_factor", "freq_factors")
 _ALIASES = {"su": "longrope"}  # the name that early Phi-3 configs used

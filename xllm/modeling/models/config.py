@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from xllm.modeling.layers.fields import positive_int, positive_number
 from xllm.modeling.layers.moe.config import ExpertsConfig
 from xllm.modeling.layers.rope_config import RopeConfig, longest_position, parse_rope
 
@@ -15,6 +16,7 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,8 +71,10 @@ def decoder_config(
         required(hf_config, "hidden_size"),
         required(hf_config, "num_attention_heads"),
     )
-    head_dim = hf_config.get("head_dim") or family.get("head_dim") or hidden_size // num_heads
-    num_kv_heads = hf_config.get("num_key_value_heads") or num_heads
+    head_dim = positive_int(
+        hf_config, "head_dim", family.get("head_dim") or hidden_size // num_heads
+    )
+    num_kv_heads = positive_int(hf_config, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise ValueError(
             f"config.json: num_attention_heads ({num_heads}) must be a multiple of "
@@ -90,7 +94,7 @@ def decoder_config(
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
         "activation": activation(hf_config),
-        "rms_norm_eps": float(hf_config.get("rms_norm_eps", 1e-6)),
+        "rms_norm_eps": positive_number(hf_config, "rms_norm_eps", 1e-6),
         "tie_word_embeddings": bool(hf_config.get("tie_word_embeddings", False)),
         "max_len": max_len or model_max_len(hf_config),
         "windows": (0,) * num_layers,
@@ -108,10 +112,7 @@ def required(hf_config: dict[str, Any], name: str) -> int:
     Raises:
         ValueError: it is missing or not a positive integer.
     """
-    value = hf_config.get(name)
-    if not isinstance(value, int) or value <= 0:
-        raise ValueError(f"config.json: {name} must be a positive integer, got {value!r}")
-    return value
+    return positive_int(hf_config, name, None)
 
 
 def activation(hf_config: dict[str, Any]) -> str:
@@ -129,10 +130,23 @@ def activation(hf_config: dict[str, Any]) -> str:
 
 
 def sliding_layers(hf_config: dict[str, Any], pattern: tuple[bool, ...]) -> tuple[int, ...]:
-    """Window of each layer (0 for full attention): ``layer_types`` if given, else ``pattern``."""
-    window = hf_config.get("sliding_window") or 0
+    """Window of each layer (0 for full attention): ``layer_types`` if given, else ``pattern``.
+
+    Raises:
+        ValueError: another kind of layer, or not one kind for every layer.
+    """
+    window = 0
+    if hf_config.get("sliding_window"):
+        window = positive_int(hf_config, "sliding_window", None)
     types = hf_config.get("layer_types")
     if types is not None:
+        if not isinstance(types, list | tuple):
+            raise ValueError(f"config.json: layer_types must be a list, got {types!r}")
+        if unknown := sorted({str(kind) for kind in types} - _LAYER_TYPES):
+            raise ValueError(
+                f"config.json: layer_types must be of {', '.join(sorted(_LAYER_TYPES))}, got "
+                f"{', '.join(unknown)}"
+            )
         pattern = tuple(kind == "sliding_attention" for kind in types)
     num_layers = required(hf_config, "num_hidden_layers")
     if len(pattern) != num_layers:

@@ -33,6 +33,7 @@ def from_hf_config(
     Raises:
         ValueError: a field of the config is missing or not supported.
     """
+    hf_config = {"sliding_window": 128, "rms_norm_eps": 1e-5} | hf_config
     for name, value in _FIXED.items():
         if hf_config.get(name, value) != value:
             raise ValueError(f"config.json: {name} must be {value}, got {hf_config[name]!r}")

@@ -26,6 +26,7 @@ def from_hf_config(
     Raises:
         ValueError: a field of the config is missing or not supported.
     """
+    hf_config = {"sliding_window": 4096} | hf_config  # null is none, but left out it is this
     pattern = (True,) * required(hf_config, "num_hidden_layers")
     config = decoder_config(hf_config, windows=sliding_layers(hf_config, pattern), **limits)
     return Model(config, method, dtype)

@@ -34,6 +34,7 @@ def from_hf_config(
     Raises:
         ValueError: a field of the config is missing or not supported.
     """
+    hf_config = {"rope_theta": 1_000_000.0, "rms_norm_eps": 1e-5} | hf_config
     pattern = (True,) * required(hf_config, "num_hidden_layers")
     config = decoder_config(
         hf_config,

@@ -36,4 +36,5 @@ def qwen_windows(hf_config: dict[str, Any]) -> tuple[int, ...]:
     if not hf_config.get("use_sliding_window", False):
         return (0,) * num_layers
     first = hf_config.get("max_window_layers", 28)
+    hf_config = {"sliding_window": 4096} | hf_config
     return sliding_layers(hf_config, tuple(i >= first for i in range(num_layers)))

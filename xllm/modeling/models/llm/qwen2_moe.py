@@ -46,4 +46,5 @@ def _windows(hf_config: dict[str, Any]) -> tuple[int, ...]:
     if not hf_config.get("use_sliding_window", False):
         return (0,) * num_layers
     end = hf_config.get("max_window_layers", 28)
+    hf_config = {"sliding_window": 4096} | hf_config
     return sliding_layers(hf_config, tuple(i < end and i % 2 == 0 for i in range(num_layers)))

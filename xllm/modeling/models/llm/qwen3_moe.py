@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from xllm.modeling.layers.moe.config import ExpertsConfig
-from xllm.modeling.models.config import decoder_config, required
+from xllm.modeling.models.config import decoder_config, required, sliding_layers
 from xllm.modeling.models.decoder import CausalLM
-from xllm.modeling.models.llm.qwen2 import qwen_windows
 from xllm.modeling.quantization.base import QuantMethod
 
 
@@ -30,16 +29,23 @@ def from_hf_config(
     """
     attention_bias = bool(hf_config.get("attention_bias", False))
     config = decoder_config(
-        {"head_dim": 128} | hf_config,
+        hf_config,
         qk_norm=True,
         qkv_bias=attention_bias,
         output_bias=attention_bias,
-        windows=qwen_windows(hf_config),
+        windows=_windows(hf_config),
         experts=qwen_experts(hf_config),
         dense_layers=dense_layers(hf_config),
         **limits,
     )
     return Model(config, method, dtype)
+
+
+def _windows(hf_config: dict[str, Any]) -> tuple[int, ...]:
+    """Window per layer: the same in all, none unless ``use_sliding_window``."""
+    slides = bool(hf_config.get("use_sliding_window", False))
+    every = (slides,) * required(hf_config, "num_hidden_layers")
+    return sliding_layers({"sliding_window": 4096} | hf_config | {"layer_types": None}, every)
 
 
 def qwen_experts(hf_config: dict[str, Any], shared_intermediate_size: int = 0) -> ExpertsConfig:
