@@ -164,6 +164,10 @@ def test_an_adapter_that_does_not_fit_is_refused_and_changes_nothing(case: Case,
     assert "lacks" in refusal("half", {f"{name}.lora_A.weight": a})
     assert "low-rank" in refusal("other", {"lm_head.weight": a})
     assert "use_dora" in refusal("dora", weights, use_dora=True)
+    assert "alora_invocation" in refusal("alora", weights, alora_invocation_tokens=[1, 2])
+    pissa = refusal("pissa", weights, init_lora_weights="pissa_niter_4")
+    assert "init_lora_weights 'pissa_niter_4' changes the model's own weights" in pissa
+    assert "lora_alpha must be a number" in refusal("alpha", weights, lora_alpha=None)
     a, b = torch.zeros(9, 48), torch.zeros(64, 9)
     assert "at most 8" in refusal("rank", {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b})
     assert "cannot be read" in engine.loop.load_adapter("no", str(tmp_path / "no")).error

@@ -192,6 +192,14 @@ class TestRefusals:
                 },
                 "must be 8-bit floats by tensor, channel, block; g has 4-bit float by channel",
             ),
+            (
+                CHANNELS | {"sparsity_config": {"format": "sparse-24-bitmask"}},
+                "weights must be dense, sparsity_config has the format 'sparse-24-bitmask'",
+            ),
+            (
+                CHANNELS | {"transform_config": {"config_groups": {"u": {"type": "hadamard"}}}},
+                "transform_config of compressed-tensors is not supported",
+            ),
         ],
     )
     def test_other_formats(self, stored, message):

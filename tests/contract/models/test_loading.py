@@ -62,6 +62,14 @@ class TestTiedEmbeddings:
         expected = reference_logits(reference, TOKENS)
         torch.testing.assert_close(logits_of(tmp_path), expected, atol=TOLERANCE, rtol=0)
 
+    def test_tied_with_the_heads_name_alone(self, reference, tmp_path):
+        """As ``safetensors.torch.save_model`` writes it."""
+        edit_config(tmp_path, tie_word_embeddings=True)
+        edit_weights(tmp_path, lambda tensors: tensors.pop("model.embed_tokens.weight"))
+        reference.model.embed_tokens.weight = reference.lm_head.weight
+        expected = reference_logits(reference, TOKENS)
+        torch.testing.assert_close(logits_of(tmp_path), expected, atol=TOLERANCE, rtol=0)
+
     def test_untied_takes_the_stored_head(self, reference, tmp_path):
         expected = reference_logits(reference, TOKENS)
         torch.testing.assert_close(logits_of(tmp_path), expected, atol=TOLERANCE, rtol=0)
@@ -144,6 +152,12 @@ class TestErrors:
         with pytest.raises(ValueError, match=rf"no place for {name}"):
             load_tiny(tmp_path)
 
+    def test_integers_without_a_scheme_are_an_error(self, reference, tmp_path):
+        name = "model.layers.0.mlp.up_proj.weight"
+        edit_weights(tmp_path, lambda t: t.update({name: t[name].mul(100).to(torch.int8)}))
+        with pytest.raises(ValueError, match=rf"{name} is stored as I8, not as floats"):
+            load_tiny(tmp_path)
+
     def test_foreign_tensors_are_reported_and_skipped(self, reference, tmp_path, caplog):
         edit_weights(tmp_path, lambda t: t.update({"extra.scale": torch.zeros(3)}))
         with caplog.at_level(logging.WARNING):
@@ -167,6 +181,17 @@ class TestErrors:
         [
             ({"hidden_size": None}, "hidden_size must be a positive integer, got None"),
             ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads"),
+            ({"num_hidden_layers": True}, "num_hidden_layers must be a positive integer, got True"),
+            ({"head_dim": "12"}, "head_dim must be a positive integer, got '12'"),
+            ({"rms_norm_eps": "1e-6"}, "rms_norm_eps must be a number above 0, got '1e-6'"),
+            (
+                {"model_type": "mistral", "sliding_window": "8"},
+                "sliding_window must be a positive integer, got '8'",
+            ),
+            (
+                {"model_type": "mistral", "layer_types": ["chunked_attention"] * 3},
+                "layer_types must be of full_attention, sliding_attention, got chunked_attention",
+            ),
             ({"quantization_config": {"quant_method": "awq"}}, "with 'awq' are not supported"),
             ({"hidden_act": "relu6"}, "hidden_act 'relu6' is not supported; known: silu"),
         ],

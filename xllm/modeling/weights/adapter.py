@@ -17,6 +17,10 @@ from xllm.modeling.layers.lora import LowRank
 _CONFIG_FILE, _WEIGHTS_FILE = ADAPTER_FILES
 _NAME = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)\.lora_(?P<half>[AB])(?:\.\w+)?\.weight")
 _MAX_CONFIG_BYTES = 1 << 20
+# Fields that give the same tensors another meaning.
+_CHANGING = ("alora_invocation_tokens", "use_qalora", "layer_replication", "fan_in_fan_out")
+# Starts of training that took a part out of the model's weights, which the adapter puts back.
+_CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def read_adapter(folder: str) -> dict[str, LowRank]:
@@ -52,7 +56,7 @@ def read_adapter(folder: str) -> dict[str, LowRank]:
 
 def _scale(config: dict[str, Any], rank: int) -> float:
     """Factor of B: alpha / r, or alpha / sqrt(r) (rsLoRA, arXiv:2312.03732)."""
-    alpha = float(config.get("lora_alpha", rank))
+    alpha = config.get("lora_alpha", rank)
     return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
 
 
@@ -69,7 +73,16 @@ def _read_config(folder: Path) -> dict[str, Any]:
     for field, plain in (("bias", "none"), ("use_dora", False), ("modules_to_save", None)):
         if config.get(field, plain) not in (plain, []):
             raise ValueError(f"{path}: {field} is not supported, it is {config[field]!r}")
-    for field in ("rank_pattern", "alpha_pattern"):
+    for field in ("rank_pattern", "alpha_pattern", *_CHANGING):
         if config.get(field):
             raise ValueError(f"{path}: {field} is not supported")
+    start = config.get("init_lora_weights", True)
+    if isinstance(start, str) and start.startswith(_CHANGE_BASE):
+        raise ValueError(
+            f"{path}: init_lora_weights {start!r} changes the model's own weights; convert the "
+            "adapter to a plain one"
+        )
+    alpha = config.get("lora_alpha", 1)
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool):
+        raise ValueError(f"{path}: lora_alpha must be a number, got {alpha!r}")
     return config

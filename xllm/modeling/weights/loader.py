@@ -166,8 +166,9 @@ def _match(
     """Names in the checkpoint to names of targets, after checking that they fit one to one."""
     matched: dict[str, str] = {}
     unused: list[str] = []
+    renames = _renames(model, checkpoint)
     for stored_name, shape in checkpoint.shapes().items():
-        name = _renamed(stored_name, model.renames)
+        name = _renamed(stored_name, renames)
         if name not in targets:
             unused.append(stored_name)
             continue
@@ -187,12 +188,22 @@ def _match(
         raise ValueError(f"the checkpoint lacks {_listed(missing)}{hint}")
     unexpected = [name for name in unused if not _expected_leftover(name, model)]
     parts = {"model", "lm_head", *(name.partition(".")[0] for name in targets)}
-    inside = [n for n in unexpected if _renamed(n, model.renames).partition(".")[0] in parts]
+    inside = [n for n in unexpected if _renamed(n, renames).partition(".")[0] in parts]
     if inside:  # to leave out a bias or a norm would give wrong answers
         raise ValueError(f"the model has no place for {_listed(inside)} of the checkpoint")
     if unexpected:
         logger.warning("the model does not use %s of the checkpoint", _listed(unexpected))
     return matched
+
+
+def _renames(model: AnyModel, checkpoint: Checkpoint) -> dict[str, str]:
+    """The family's renames; of tied matrices a checkpoint may store the head's name alone."""
+    if not isinstance(model, CausalLM) or not model.lm_head.tied:
+        return model.renames
+    names = {_renamed(name, model.renames) for name in checkpoint.shapes()}
+    if "model.embed_tokens.weight" in names:
+        return model.renames
+    return model.renames | {"lm_head.": "model.embed_tokens."}
 
 
 def _renamed(name: str, renames: dict[str, str]) -> str:

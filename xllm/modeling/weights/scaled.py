@@ -41,11 +41,24 @@ def stores_fp8(hf_config: dict[str, Any]) -> bool:
     if method == "fp8":
         _check_blocks(stored.get("weight_block_size"))
     elif method == "compressed-tensors":
+        _check_extras(stored)
         for name, group in (stored.get("config_groups") or {}).items():
             _check_group(name, group.get("weights") or {})
     elif method != "fbgemm_fp8":
         raise ValueError(f"config.json: checkpoints quantized with {method!r} are not supported")
     return True
+
+
+def _check_extras(stored: dict[str, Any]) -> None:
+    """Refuse what would have to be undone beside the scales."""
+    sparsity = (stored.get("sparsity_config") or {}).get("format", "dense")
+    if sparsity != "dense":
+        raise ValueError(
+            f"config.json: compressed-tensors weights must be dense, sparsity_config has the "
+            f"format {sparsity!r}"
+        )
+    if (stored.get("transform_config") or {}).get("config_groups"):
+        raise ValueError("config.json: transform_config of compressed-tensors is not supported")
 
 
 def _check_group(name: str, weights: dict[str, Any]) -> None:

@@ -67,6 +67,7 @@ class StackedCheckpoint(SafetensorsCheckpoint):
                 if part is None:
                     plain.append(name)
                 elif part.scales is None:
+                    self._check_float(part.stored)
                     yield name, rows(part.stored, part.expert)
                 else:
                     blocks = rows(part.stored, part.expert)
