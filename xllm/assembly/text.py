@@ -79,7 +79,7 @@ def load_text(config: XllmConfig, files: ModelFiles) -> ModelText:
             known.
     """
     model_type = str(files.config.get("model_type", ""))
-    template = files.chat_template or ""
+    template = (files.tool_template or "") + (files.chat_template or "")
     tools = tool_format(config.server.tool_call_parser, model_type, template)
     reasoning = reasoning_format(config.server.reasoning_parser, model_type, template)
     tokenizer = load_tokenizer(files)

@@ -28,6 +28,21 @@ def test_special_tokens_come_from_the_tokenizer():
     assert named.render([USER]) == "<s>x</s>"
 
 
+def test_documents_are_none_and_not_undefined():
+    template = ChatTemplate("{% if documents is not none %}{{ documents[0] }}{% endif %}Hi")
+    assert template.render([USER]) == "Hi"
+
+
+def test_the_template_for_tools_has_needs_of_its_own():
+    parts = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    template = ChatTemplate(CHATML, tool_source=parts, bos_token="<s>")
+    assert (template.needs.content_parts, template.with_tools.needs.content_parts) == (False, True)
+    plain = ChatTemplate(CHATML)
+    assert plain.with_tools is plain
+    with pytest.raises(ValueError, match="chat template is not valid"):
+        ChatTemplate(CHATML, tool_source="{% for %}")
+
+
 @pytest.mark.parametrize("content", ["One, two,", "", "ends in blanks  ", "Hi"])
 def test_continuing_the_final_message_ends_the_text_with_its_content(content):
     messages = [USER, {"role": "assistant", "content": content}]

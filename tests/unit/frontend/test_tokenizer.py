@@ -35,6 +35,7 @@ def test_the_backends_own_post_processor_is_honoured_and_can_be_overruled():
     )
     assert Tokenizer(backend, bos_token_id=0).encode("a")[0] == 0
     assert Tokenizer(backend, bos_token_id=0, adds_bos=False).encode("a")[0] != 0
+    assert Tokenizer(backend, adds_bos=True).encode("a")[0] == 0  # the config names no token
 
 
 def test_bytes_of_all_tokens_join_to_the_text():

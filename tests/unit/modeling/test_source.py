@@ -69,6 +69,32 @@ def test_default_is_taken_from_named_templates(folder):
     assert resolve(folder).chat_template == "D"
 
 
+def test_a_template_for_tools_is_taken_by_its_name(folder):
+    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    write(folder / "tokenizer.json", TOKENIZER)
+    write(folder / "tokenizer_config.json", {"chat_template": named})
+    files = resolve(folder)
+    assert (files.chat_template, files.tool_template) == ("D", "T")
+    write(folder / "chat_template.jinja", "new D")
+    assert resolve(folder).tool_template is None  # files win as a whole
+    (folder / "additional_chat_templates").mkdir()
+    write(folder / "additional_chat_templates" / "tool_use.jinja", "new T")
+    files = resolve(folder)
+    assert (files.chat_template, files.tool_template) == ("new D", "new T")
+    write(folder / "own.jinja", "own")
+    assert resolve(folder, chat_template=str(folder / "own.jinja")).tool_template is None
+
+
+def test_older_checkpoints_name_special_tokens_in_their_own_file(folder):
+    write(folder / "tokenizer.json", TOKENIZER)
+    write(folder / "tokenizer_config.json", {"bos_token": None, "eos_token": "</e>"})
+    write(folder / "special_tokens_map.json", {"bos_token": "<s>", "eos_token": "</s>"})
+    config = resolve(folder).tokenizer_config
+    assert (config["bos_token"], config["eos_token"]) == ("<s>", "</e>")
+    write(folder / "tokenizer_config.json", {"bos_token": None, "added_tokens_decoder": {}})
+    assert resolve(folder).tokenizer_config["bos_token"] is None
+
+
 def test_chat_template_option_wins(folder, tmp_path):
     write(tmp_path / "own.jinja", "own")
     assert resolve(folder, chat_template=str(tmp_path / "own.jinja")).chat_template == "own"

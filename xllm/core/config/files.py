@@ -42,6 +42,7 @@ class ModelFiles:
     tokenizer_config: dict[str, Any] = dataclasses.field(default_factory=dict)
     generation_config: dict[str, Any] = dataclasses.field(default_factory=dict)
     chat_template: str | None = None  # Jinja source
+    tool_template: str | None = None  # of conversations with tools, where it is another
     vocab_size: int | None = None  # token ids the tokenizer knows; None without a tokenizer
     pooling: PoolingSpec | None = None  # None: the model generates text
 

@@ -248,15 +248,16 @@ class RequestFactory:
         self.limits.check_turns(len(body.messages or ()))
         max_token_chars = self.tokenizer.max_token_chars
         self.limits.check_text("messages", num_chars(body.messages or []), max_token_chars)
-        messages = template_messages(body.messages or [], self._chat_template.needs)
         proceed = bool(body.continue_final_message)
         if proceed and body.add_generation_prompt:
             raise ValueError("continue_final_message excludes add_generation_prompt")
         if tools is None and isinstance(body, ChatCompletionRequest):
             tools = tool_use(body)
-        return self._chat_template.render(
-            messages,
-            tools=body.tools if tools is None else tools.shown,
+        shown = body.tools if tools is None else tools.shown
+        template = self._chat_template.with_tools if shown else self._chat_template
+        return template.render(
+            template_messages(body.messages or [], template.needs),
+            tools=shown,
             add_generation_prompt=not proceed and body.add_generation_prompt is not False,
             continue_final_message=proceed,
             variables=variables,

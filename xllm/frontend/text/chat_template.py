@@ -46,15 +46,25 @@ class ChatTemplate:
 
     Args:
         source: Jinja source.
+        tool_source: of conversations with tools, where it is another.
         bos_token: given to the template under this name.
         eos_token: likewise.
 
     Raises:
         ValueError: the source is not valid Jinja.
+
+    Attributes:
+        needs: what the template expects.
+        with_tools: the template of conversations with tools, which may be this one.
     """
 
     def __init__(
-        self, source: str, *, bos_token: str | None = None, eos_token: str | None = None
+        self,
+        source: str,
+        *,
+        tool_source: str | None = None,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
     ) -> None:
         try:
             self._template = _ENVIRONMENT.from_string(source)
@@ -62,6 +72,9 @@ class ChatTemplate:
             raise ValueError(f"chat template is not valid: {error}") from None
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         self.needs = self._probe()
+        self.with_tools = self
+        if tool_source is not None:
+            self.with_tools = ChatTemplate(tool_source, bos_token=bos_token, eos_token=eos_token)
 
     def render(
         self,
@@ -97,6 +110,7 @@ class ChatTemplate:
             **(variables or {}),
             "messages": list(messages),
             "tools": list(tools) if tools else None,
+            "documents": None,
             "add_generation_prompt": add_generation_prompt,
             **self._tokens,
         }

@@ -35,7 +35,10 @@ def load_chat_template(files: ModelFiles, tokenizer: Tokenizer) -> ChatTemplate 
     if files.chat_template is None:
         return None
     return ChatTemplate(
-        files.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
+        files.chat_template,
+        tool_source=files.tool_template,
+        bos_token=tokenizer.bos_token,
+        eos_token=tokenizer.eos_token,
     )
 
 

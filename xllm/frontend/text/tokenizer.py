@@ -187,11 +187,10 @@ class Tokenizer:
         full: list[int] = self._backend.encode(_PROBE, add_special_tokens=True).ids
         start = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
         prefix, suffix = full[:start], full[start + len(bare) :]
-        if adds_bos is not None:
-            prefix = [self.bos_token_id] if adds_bos and self.bos_token_id is not None else []
-        if adds_eos is not None:
-            suffix = [self.eos_token_id] if adds_eos and self.eos_token_id is not None else []
-        return prefix, suffix
+        return (
+            _overruled(prefix, adds_bos, self.bos_token_id),
+            _overruled(suffix, adds_eos, self.eos_token_id),
+        )
 
     def _pair_frame(self) -> tuple[list[int], list[int], bool]:
         """Ids between and after two texts, and whether the second has a type of its own.
@@ -214,3 +213,10 @@ class Tokenizer:
             return None
         text: str | None = self._backend.id_to_token(token_id)
         return text
+
+
+def _overruled(own: list[int], wanted: bool | None, token_id: int | None) -> list[int]:
+    """The frame's ids on one side: the backend's own, where no token is named or none asked for."""
+    if wanted is None or (wanted and token_id is None):
+        return own
+    return [token_id] if wanted and token_id is not None else []

@@ -25,6 +25,7 @@ _INDEX = "model.safetensors.index.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_GGUF = re.compile(r"([\w.-]+/[\w.-]+)/([\w./-]+\.gguf)")
 _TEXT_FILES = ("*.json", "*.jinja")
+_TOOL_USE, _TOOL_TEMPLATE = "tool_use", "additional_chat_templates/tool_use.jinja"
 
 
 def resolve_model(config: ModelConfig, progress: Progress | None = None) -> ModelFiles:
@@ -52,7 +53,7 @@ def resolve_model(config: ModelConfig, progress: Progress | None = None) -> Mode
         )
     if config.chat_template is not None:
         template = _read_text(Path(config.chat_template), "--chat-template")
-        files = dataclasses.replace(files, chat_template=template)
+        files = dataclasses.replace(files, chat_template=template, tool_template=None)
     return files
 
 
@@ -87,9 +88,9 @@ def _from_hub(
     try:
         if gguf_file is not None:
             return Path(hf_hub_download(repo, gguf_file, revision=revision))
-        # Subfolders hold other formats of the same weights, but for "1_Pooling" and the like;
-        # "consolidated" is Mistral's own.
-        ignored = ["?[!_]*/*", "consolidated*"]
+        # Subfolders hold other formats of the same weights, but for "1_Pooling" and the like and
+        # for templates; "consolidated" is Mistral's own.
+        ignored = ["?[!_]*/*.safetensors", "?[!_]*/*.json", "consolidated*"]
         folder = snapshot_download(
             repo, revision=revision, allow_patterns=patterns, ignore_patterns=ignored
         )
@@ -158,7 +159,7 @@ def _from_gguf(path: Path, config: ModelConfig) -> ModelFiles:
         weights=() if dummy else (str(path),),
         gguf_file=str(path) if tokens else None,
         generation_config={"eos_token_id": model_config["eos_token_id"]},
-        chat_template=header.metadata.get("tokenizer.chat_template"),
+        **_gguf_templates(header.metadata),
         vocab_size=len(tokens) if tokens else None,
     )
 
@@ -175,33 +176,62 @@ def _with_tokenizer(files: ModelFiles, path: Path) -> ModelFiles:
             tokenizer_file=None,
             gguf_file=str(path),
             tokenizer_config={},
-            chat_template=metadata.get("tokenizer.chat_template"),
+            **_gguf_templates(metadata),
             vocab_size=len(tokens),
         )
     tokenizer_file = path / "tokenizer.json"
     if not tokenizer_file.exists():
         raise ValueError(f"--tokenizer: {path} has no tokenizer.json")
-    tokenizer_config = _read_json(path / "tokenizer_config.json", missing_ok=True)
+    tokenizer_config = _tokenizer_config(path)
     return dataclasses.replace(
         files,
         tokenizer_file=str(tokenizer_file),
         gguf_file=None,
         tokenizer_config=tokenizer_config,
-        chat_template=_chat_template(path, tokenizer_config),
+        **_chat_templates(path, tokenizer_config),
         vocab_size=_num_token_ids(tokenizer_file),
     )
 
 
-def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    """The default template: its own file, or one in a JSON file, alone or by name."""
-    if (folder / "chat_template.jinja").exists():
-        return _read_text(folder / "chat_template.jinja", "chat_template.jinja")
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
+    """``tokenizer_config.json``; older checkpoints name their special tokens in a file beside it."""
+    config = _read_json(folder / "tokenizer_config.json", missing_ok=True)
+    if "added_tokens_decoder" in config:
+        return config
+    named = _read_json(folder / "special_tokens_map.json", missing_ok=True)
+    return named | {name: value for name, value in config.items() if value is not None}
+
+
+def _chat_templates(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, Any]:
+    """The default template and the one for tools: files, or in a JSON file, alone or by name."""
+    files = {
+        name: folder / path
+        for name, path in (("default", "chat_template.jinja"), (_TOOL_USE, _TOOL_TEMPLATE))
+        if (folder / path).exists()
+    }
+    if files:
+        return _named_templates({n: _read_text(path, path.name) for n, path in files.items()})
     template = _read_json(folder / "chat_template.json", missing_ok=True).get("chat_template")
     template = template or tokenizer_config.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        template = {entry.get("name"): entry.get("template") for entry in entries}
+    return _named_templates(template if isinstance(template, dict) else {"default": template})
+
+
+def _gguf_templates(metadata: dict[str, Any]) -> dict[str, Any]:
+    key = "tokenizer.chat_template"
+    named = {"default": metadata.get(key), _TOOL_USE: metadata.get(f"{key}.{_TOOL_USE}")}
+    return _named_templates(named)
+
+
+def _named_templates(named: dict[Any, Any]) -> dict[str, Any]:
+    """The template fields of ``ModelFiles``."""
+    default, tool_use = named.get("default"), named.get(_TOOL_USE)
+    return {
+        "chat_template": default if isinstance(default, str) else None,
+        "tool_template": tool_use if isinstance(tool_use, str) else None,
+    }
 
 
 class _AddedToken(msgspec.Struct):
