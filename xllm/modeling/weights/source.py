@@ -194,7 +194,7 @@ def _with_tokenizer(files: ModelFiles, path: Path) -> ModelFiles:
 
 
 def _tokenizer_config(folder: Path) -> dict[str, Any]:
-    """``tokenizer_config.json``; older checkpoints name their special tokens in a file beside it."""
+    """``tokenizer_config.json``; older checkpoints name special tokens in a file beside it."""
     config = _read_json(folder / "tokenizer_config.json", missing_ok=True)
     if "added_tokens_decoder" in config:
         return config
