@@ -15,7 +15,7 @@ from tests.contract.models.harness import (
     resolve,
     tiny_checkpoint,
 )
-from tests.contract.models.test_families import CASES, TOKENS, TOLERANCE
+from tests.contract.models.test_families import _YARN, CASES, TOKENS, TOLERANCE
 from xllm.modeling.weights.gguf import GgufCheckpoint
 from xllm.modeling.weights.loader import load_model
 
@@ -24,6 +24,7 @@ ARCH_NUMBERS = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
 GEMMA3 = transformers.Gemma3TextConfig(
     **CASES["gemma3"].to_diff_dict() | {"query_pre_attn_scalar": 16}
 )
+BETAS = {"beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.2}
 ARCHITECTURES = {
     "llama": ("llama", CASES["llama"]),
     "llama, tied": ("llama", CASES["llama-no-gqa-tied"]),
@@ -32,6 +33,14 @@ ARCHITECTURES = {
         transformers.LlamaConfig(**CASES["llama"].to_diff_dict() | {"attention_bias": True}),
     ),
     "llama, llama3 rope": ("llama", CASES["llama3-rope"]),
+    "llama, linear rope": ("llama", CASES["llama-linear-rope"]),
+    "llama, yarn": ("llama", CASES["llama-yarn"]),
+    "qwen3, yarn with all its fields": (
+        "qwen3",
+        transformers.Qwen3Config(
+            **CASES["qwen3"].to_diff_dict() | {"rope_parameters": _YARN | BETAS}
+        ),
+    ),
     "mistral": ("llama", CASES["mistral-full"]),
     "mistral, window": ("llama", CASES["mistral-window-4"]),
     "qwen2": ("qwen2", CASES["qwen2"]),
@@ -42,8 +51,9 @@ ARCHITECTURES = {
 }
 
 
-def write_gguf(path, arch: str, reference, quantize=None) -> None:
-    """What llama.cpp's converter would write for ``reference``."""
+def write_gguf(path, arch: str, reference, quantize=None, metadata=None) -> None:
+    """What llama.cpp's converter would write for ``reference``, and more ``metadata``: values by
+    their keys."""
     config = reference.config
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(config.max_position_embeddings)
@@ -66,6 +76,10 @@ def write_gguf(path, arch: str, reference, quantize=None) -> None:
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+    if rope.get("rope_type") in ("linear", "yarn"):
+        write_scaling(writer, rope)
+    for key, value in (metadata or {}).items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     if rope.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", rope_divisors(reference, head_dim))
     writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(config.vocab_size)])
@@ -86,6 +100,20 @@ def write_gguf(path, arch: str, reference, quantize=None) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def write_scaling(writer, rope) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+    writer.add_rope_scaling_factor(rope["factor"])
+    fields = {
+        "original_max_position_embeddings": writer.add_rope_scaling_orig_ctx_len,
+        "attention_factor": writer.add_rope_scaling_yarn_attn_factor,
+        "beta_fast": writer.add_rope_scaling_yarn_beta_fast,
+        "beta_slow": writer.add_rope_scaling_yarn_beta_slow,
+    }
+    for name, add in fields.items():
+        if rope.get(name) is not None:
+            add(rope[name])
 
 
 def _converted(state_dict):
@@ -127,6 +155,44 @@ def test_logits_equal_the_reference(name, tmp_path):
     torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("key", ["llama.rope.scaling.factor", "llama.rope.scale_linear"])
+def test_a_factor_without_a_type_is_linear(key, tmp_path):
+    reference = tiny_checkpoint(CASES["llama"], tmp_path / "reference")
+    write_gguf(tmp_path / "model.gguf", "llama", reference, metadata={key: 2.0})
+    rope = load_tiny(tmp_path / "model.gguf").config.ropes[0]
+    assert (rope.rope_type, rope.factor) == ("linear", 2.0)
+
+
+def test_sliding_layers_may_be_listed(tmp_path):
+    reference = tiny_checkpoint(CASES["gemma3"], tmp_path / "reference")
+    slides = [True, False, True, True, False, False, True]
+    metadata = {"gemma3.attention.sliding_window_pattern": slides}
+    write_gguf(tmp_path / "model.gguf", "gemma3", reference, metadata=metadata)
+    windows = load_tiny(tmp_path / "model.gguf").config.windows
+    assert [bool(window) for window in windows] == slides
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"split.count": 3}, "is one of 3 parts of a split GGUF file"),
+        ({"llama.attention.value_length": 16}, r"value_length must be key_length \(12\), got 16"),
+        ({"llama.attention.head_count_kv": [2, 1, 2]}, "head_count_kv must be a positive integer"),
+        (
+            {"llama.rope.scaling.factor": 2.0, "llama.rope.scaling.yarn_ext_factor": 0.5},
+            "yarn_ext_factor is not supported, got 0.5",
+        ),
+    ],
+)
+def test_metadata_that_is_not_read_is_refused(metadata, message, tmp_path, monkeypatch):
+    reference = tiny_checkpoint(CASES["llama"], tmp_path / "reference")
+    if "llama.attention.head_count_kv" in metadata:
+        monkeypatch.setattr(gguf.GGUFWriter, "add_head_count_kv", lambda *args: None)
+    write_gguf(tmp_path / "model.gguf", "llama", reference, metadata=metadata)
+    with pytest.raises(ValueError, match=message):
+        resolve(tmp_path / "model.gguf")
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "F16", "BF16"])
 def test_quantized_tensors_are_dequantized_in_reference_order(kind, tmp_path):
     """Rows of llama's q and k are reordered while packed: the values must follow."""
@@ -146,13 +212,15 @@ def test_quantized_tensors_are_dequantized_in_reference_order(kind, tmp_path):
 
 def test_metadata_becomes_the_config(tmp_path):
     reference = tiny_checkpoint(CASES["gemma3"], tmp_path / "reference")
-    write_gguf(tmp_path / "model.gguf", "gemma3", reference)
+    templates = {"tokenizer.chat_template": "D", "tokenizer.chat_template.tool_use": "T"}
+    write_gguf(tmp_path / "model.gguf", "gemma3", reference, metadata=templates)
     files = resolve(tmp_path)  # a folder with one GGUF file
     assert files.format == "gguf"
     assert files.config["model_type"] == "gemma3_text"
     assert files.config["tie_word_embeddings"] is True
     assert files.config["sliding_window"] == 4
     assert files.eos_token_ids == (2,)
+    assert (files.chat_template, files.tool_template) == ("D", "T")
     assert files.vocab_size == 100
     assert files.gguf_file == files.weights[0]
 

@@ -20,6 +20,15 @@ MODEL_TYPES = {
 _END_TOKENS = frozenset(
     ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<end_of_turn>")
 )
+# Below ``rope.scaling.``: what the names of a config are, and what must be as usual.
+_SCALING = {
+    "original_context_length": "original_max_position_embeddings",
+    "attn_factor": "attention_factor",
+    "yarn_attn_factor": "attention_factor",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
+_UNREAD_SCALING = {"yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}
 _CONTROL, _USER_DEFINED = 3, 4  # token types
 _F32 = 0
 _GEMMA3_27B_LAYERS = 62
@@ -37,16 +46,26 @@ def config_from_header(header: GgufHeader, path: str | os.PathLike[str]) -> dict
             f"GGUF architecture {architecture!r} is not supported; known: "
             f"{', '.join(sorted(MODEL_TYPES))}"
         )
+    if (count := header.metadata.get("split.count", 1)) > 1:
+        raise ValueError(
+            f"{path} is one of {count} parts of a split GGUF file; join them with llama.cpp's "
+            "llama-gguf-split --merge"
+        )
     fields = _Fields(header.metadata, architecture)
     hidden_size, num_heads = fields.need("embedding_length"), fields.need("attention.head_count")
-    head_dim = fields.get("attention.key_length", hidden_size // num_heads)
+    head_dim = fields.need("attention.key_length", hidden_size // num_heads)
+    if (value_dim := fields.need("attention.value_length", head_dim)) != head_dim:
+        raise ValueError(
+            f"GGUF metadata {architecture}.attention.value_length must be key_length "
+            f"({head_dim}), got {value_dim}"
+        )
     config: dict[str, Any] = {
         "model_type": MODEL_TYPES[architecture],
         "hidden_size": hidden_size,
         "intermediate_size": fields.need("feed_forward_length"),
         "num_hidden_layers": fields.need("block_count"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": fields.get("attention.head_count_kv", num_heads),
+        "num_key_value_heads": fields.need("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "rms_norm_eps": fields.get("attention.layer_norm_rms_epsilon", 1e-6),
         "max_position_embeddings": fields.need("context_length"),
@@ -96,8 +115,8 @@ class _Fields:
     def get(self, name: str, default: Any = None) -> Any:
         return self._metadata.get(f"{self._architecture}.{name}", default)
 
-    def need(self, name: str) -> int:
-        value = self.get(name)
+    def need(self, name: str, default: int | None = None) -> int:
+        value = self.get(name, default)
         if not isinstance(value, int) or value <= 0:
             raise ValueError(
                 f"GGUF metadata {self._architecture}.{name} must be a positive integer, "
@@ -121,16 +140,21 @@ def _rope(
     rotary_dim = fields.get("rope.dimension_count", head_dim)
     if rotary_dim != head_dim:
         rope["partial_rotary_factor"] = rotary_dim / head_dim
-    kind = fields.get("rope.scaling.type", "none")
+    # A factor without a type is linear; files of 2023 have another name for it.
+    factor = fields.get("rope.scaling.factor") or fields.get("rope.scale_linear")
+    kind = fields.get("rope.scaling.type", "linear" if factor else "none")
     if kind != "none":
-        rope |= {"rope_type": kind, "factor": fields.get("rope.scaling.factor")}
-        original = fields.get("rope.scaling.original_context_length")
-        if original:
-            rope["original_max_position_embeddings"] = original
-        if (factor := fields.get("rope.scaling.attn_factor")) is not None:
-            rope["attention_factor"] = factor
+        rope |= {"rope_type": kind, "factor": factor}
+        for key, name in _SCALING.items():
+            if value := fields.get(f"rope.scaling.{key}"):
+                rope[name] = value
+        for key, usual in _UNREAD_SCALING.items():
+            if (value := fields.get(f"rope.scaling.{key}", usual)) != usual:
+                raise ValueError(f"GGUF metadata rope.scaling.{key} is not supported, got {value}")
     factors = header.tensors.get("rope_freqs.weight")
     if factors is not None:
+        if kind != "none":
+            raise ValueError(f"the GGUF file has rope_freqs.weight and scaling of type {kind!r}")
         rope |= {"rope_type": "freq_factors", "freq_factors": _read_floats(header, factors, path)}
     return rope
 
@@ -156,10 +180,15 @@ def _gemma3(fields: _Fields, config: dict[str, Any], window: int) -> dict[str, A
     num_layers, head_dim = config["num_hidden_layers"], config["head_dim"]
     # The 27B model scales queries by hidden size per head; metadata does not say so.
     per_head = config["hidden_size"] // config["num_attention_heads"]
-    return {
+    pattern = fields.get("attention.sliding_window_pattern", 6)
+    if isinstance(pattern, np.ndarray):  # which layers slide, one by one
+        kinds = ("full_attention", "sliding_attention")
+        layers = {"layer_types": [kinds[bool(slides)] for slides in pattern]}
+    else:
+        layers = {"sliding_window_pattern": pattern}
+    return layers | {
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": window or 512,
-        "sliding_window_pattern": fields.get("attention.sliding_window_pattern", 6),
         "query_pre_attn_scalar": per_head if num_layers == _GEMMA3_27B_LAYERS else head_dim,
         "rope_local_base_freq": fields.get("rope.freq_base_swa", 10_000.0),
         "final_logit_softcapping": fields.get("final_logit_softcapping"),
