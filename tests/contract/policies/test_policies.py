@@ -96,3 +96,26 @@ def test_a_long_prompt_is_not_overtaken_for_ever(policy, overlap, windows):
     started += sorted(set(range(40)) - set(started))
     assert started == list(range(40))
     assert len(engine.answers[5, 0].tokens) == 8
+
+
+@POLICY
+@LOOPS
+def test_a_prompt_that_had_to_be_split_is_not_overtaken_for_ever(policy, overlap):
+    """Without chunked prefill: what is left of it fits a step, but never beside what runs."""
+    engine = FakeEngine(
+        400,
+        overlap=overlap,
+        scheduling=policy,
+        max_num_batched_tokens=16,
+        enable_chunked_prefill=False,
+    )
+    engine.add(make_request(0, [1], 100))
+    engine.step()
+    long = make_request(1, range(15 + 16), 2)
+    engine.add(long)
+    for handle in range(2, 80):
+        engine.add(make_request(handle, range(handle, handle + 4), 8))
+        engine.step()
+    assert engine.answers[1, 0].finish, "still not computed"
+    engine.run()
+    assert engine.answers[1, 0].tokens == engine.expect(long)

@@ -161,7 +161,7 @@ class Admission:
         tokens = sequence.tokens
         assert tokens is not None
         remaining = len(tokens) - found.num_tokens
-        num_tokens = self.chunk(remaining, draft)
+        num_tokens = self._first_chunk(remaining, draft)
         if num_tokens == 0:
             return False
         allocated = state.blocks.allocate(
@@ -187,10 +187,11 @@ class Admission:
         draft.add_chunk(sequence, num_tokens)
         return True
 
-    def chunk(self, remaining: int, draft: StepDraft) -> int:
+    def _first_chunk(self, remaining: int, draft: StepDraft) -> int:
         """Tokens of a prompt with ``remaining`` to go that this step computes; 0 defers it.
 
-        Without chunked prefill only prompts longer than a whole step are split.
+        Without chunked prefill only prompts longer than a whole step are split. What is left of
+        those takes what it gets: it would wait for a whole step as long as anything decodes.
         """
         whole = not self._config.enable_chunked_prefill and remaining <= draft.budget.total
         if whole and remaining > draft.budget.left:

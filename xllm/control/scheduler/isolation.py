@@ -38,12 +38,7 @@ class Isolation:
         if self._trial is None and not state.in_flight:
             self._call_next(draft)
         elif self._trial in state.prefilling:
-            row = self._trial.row
-            remaining = int(state.table.num_known[row] - state.table.num_computed[row])
-            num_tokens = self._admission.chunk(remaining, draft)
-            num_tokens = self._preemption.extend_chunk(draft, self._trial, num_tokens)
-            if num_tokens:
-                draft.add_chunk(self._trial, num_tokens)
+            self._preemption.add_chunk(draft, self._trial)
 
     def _call_next(self, draft: StepDraft) -> None:
         suspect = self._state.queue.peek()

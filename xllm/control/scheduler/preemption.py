@@ -46,13 +46,14 @@ class Preemption:
             rows, known = rows[keep], known[keep]
         return rows, known
 
-    def extend_chunk(self, draft: StepDraft, sequence: Sequence, num_tokens: int) -> int:
-        """Give a partly computed prompt slots for at most ``num_tokens`` more; how many it got.
+    def add_chunk(self, draft: StepDraft, sequence: Sequence) -> None:
+        """Draft as much of a partly computed prompt as budget and blocks allow.
 
         Only the first sequence in order preempts for its prompt; others wait for free blocks.
         """
         state = self._state
         computed = int(state.table.num_computed[sequence.row])
+        remaining = int(state.table.num_known[sequence.row]) - computed
         while True:
             room = state.blocks.extendable_tokens(sequence.row) - computed
             if room > 0:
@@ -60,11 +61,11 @@ class Preemption:
             order = state.table.preemptible()
             victim = self._last_in_order()
             if victim is None or order[0] != sequence.row or any(state.pending_blocks()):
-                return 0
+                return
             self.preempt(draft, victim)
-        num_tokens = min(num_tokens, room)
+        num_tokens = min(remaining, room, draft.budget.left)
         state.blocks.extend(sequence.row, computed + num_tokens)
-        return num_tokens
+        draft.add_chunk(sequence, num_tokens)
 
     def preempt(self, draft: StepDraft, sequence: Sequence) -> None:
         """Take a sequence out of the draft and off its row; see ``SchedulerState.requeue``."""

@@ -204,19 +204,11 @@ class Scheduler:
         draft.decode(rows, known)
 
     def _continue(self, draft: StepDraft) -> None:
-        table = self._state.table
         for sequence in list(self._state.prefilling):
             if not draft.budget.left:
                 return
-            if sequence.status is not Status.RUNNING:
-                continue  # preempted for one before it
-            row = sequence.row
-            remaining = int(table.num_known[row] - table.num_computed[row])
-            num_tokens = self._admission.chunk(remaining, draft)
-            if num_tokens:
-                num_tokens = self._preemption.extend_chunk(draft, sequence, num_tokens)
-            if num_tokens:
-                draft.add_chunk(sequence, num_tokens)
+            if sequence.status is Status.RUNNING:  # not preempted for one before it
+                self._preemption.add_chunk(draft, sequence)
 
     # --- launch ------------------------------------------------------------------------------
 
