@@ -104,9 +104,10 @@ class EngineProcess:
             self._on_exit(_describe_exit(code))
 
     async def _read_pongs(self) -> None:
-        while line := await self._reader.readline():
-            if self._pong is not None and not self._pong.done():
-                self._pong.set_result(msgspec.json.decode(line, type=Pong))
+        with contextlib.suppress(ConnectionError):  # it died without having read a ping
+            while line := await self._reader.readline():
+                if self._pong is not None and not self._pong.done():
+                    self._pong.set_result(msgspec.json.decode(line, type=Pong))
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
