@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 from xllm.assembly.engine import Engine, build_engine
@@ -16,6 +20,30 @@ from xllm.core.request.request import Request
 
 def _ignore_progress(message: EngineProgress) -> None:
     pass
+
+
+@contextlib.contextmanager
+def _between_steps() -> Iterator[None]:
+    """Put an interrupt (Ctrl-C) off to the end of the block, a second one not: what is cut short in
+    the middle of a step leaves an engine that cannot go on."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[FrameType | None] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(frame)
+        if len(came) > 1:
+            handler(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(signal.SIGINT, came[0])
 
 
 class InprocEngine:
@@ -67,14 +95,16 @@ class InprocEngine:
     def add(self, requests: Sequence[Request]) -> None:
         """Queue requests; one that can never run is answered by a failure in a later batch."""
         loop = self._running().loop
-        for request in requests:
-            loop.submit(request)
+        with _between_steps():
+            for request in requests:
+                loop.submit(request)
 
     def abort(self, handles: Sequence[int], choices: Sequence[int], stopped: bool = False) -> None:
         """Stop sequences; see ``core.messages.AbortRequests``."""
         loop = self._running().loop
-        for handle, choice in zip(handles, choices, strict=True):
-            loop.abort(handle, choice, stopped)
+        with _between_steps():
+            for handle, choice in zip(handles, choices, strict=True):
+                loop.abort(handle, choice, stopped)
 
     def load_adapter(self, name: str, folder: str) -> int:
         """Load a LoRA adapter; the number that requests name it by.
@@ -92,8 +122,10 @@ class InprocEngine:
         self._running().loop.unload_adapter(adapter)
 
     def step(self) -> list[OutputBatch]:
-        """Run one step; what it brought."""
-        return [m for m in self._running().loop.step() if isinstance(m, OutputBatch)]
+        """Run one step; what it brought. An interrupt waits for its end."""
+        with _between_steps():
+            messages = self._running().loop.step()
+        return [message for message in messages if isinstance(message, OutputBatch)]
 
     def stats(self) -> EngineStats:
         """Gauges and counters now."""

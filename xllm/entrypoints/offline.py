@@ -281,11 +281,11 @@ class LLM:
     ) -> None:
         """Run requests to their end; ``collector`` reads what they bring on the way."""
         requests = [answer.request for answer in answers]
-        # All are here, nobody waits for one of them: the longest begin first, so that rows do not
-        # run nearly alone at the end (longest processing time first; Graham 1969).
-        self._engine.add(sorted(requests, key=lambda request: -request.max_tokens))
         bar = _progress_bar(len(answers)) if use_tqdm else None
         try:
+            # All are here, nobody waits for one of them: the longest begin first, so that rows do
+            # not run nearly alone at the end (longest processing time first; Graham 1969).
+            self._engine.add(sorted(requests, key=lambda request: -request.max_tokens))
             while self._engine.has_work or any(not answer.finished for answer in answers):
                 self._step(collector, bar)
         except BaseException:
