@@ -57,5 +57,8 @@ class AdapterBook:
             self._worker.unload_adapter(adapter)
 
     def check(self) -> None:
-        """Assert that no adapter is served and leaving at once."""
-        assert not self._leaving & self._names.keys()
+        """Assert that no adapter is served and leaving at once, and none in use is gone."""
+        known = self._leaving | self._names.keys()
+        assert len(known) == len(self._leaving) + len(self._names)
+        gone = set(range(1, self._last_id + 1)) - known
+        assert not any(self._scheduler.uses_adapter(adapter) for adapter in gone)

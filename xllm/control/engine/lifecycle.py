@@ -118,6 +118,11 @@ class EngineLoopBase(abc.ABC):
         """Take no new request for an adapter; its room comes back when its last one has ended."""
         self._adapters.unload(adapter)
 
+    def check(self) -> None:
+        """Assert every invariant of the control plane. Slow: for tests and idle moments."""
+        self._scheduler.check()
+        self._adapters.check()
+
     def stats(self) -> EngineStats:
         """Gauges and counters now."""
         return self._stats.complete(self._scheduler.stats(), self._worker.stats())

@@ -71,6 +71,12 @@ class GrammarQueue:
             else:
                 self._fail(entry, entry.grammar.error)
 
+    def check(self) -> None:
+        """Assert that those are held whose leader waits for a grammar."""
+        sequences = [seq for entry in self._state.requests.values() for seq in entry.live.values()]
+        compiling = sorted(seq.handle for seq in sequences if seq.status is Status.COMPILING)
+        assert compiling == sorted(entry.request.handle for entry in self._held if entry.live)
+
     def _begin(self, entry: RequestState, alone: bool) -> bool:
         """Have a grammar compiled, if memory allows; later requests do not overtake."""
         output = entry.request.structured_output

@@ -317,3 +317,4 @@ class Scheduler:
     def check(self) -> None:
         """Assert every invariant of rows, queues and blocks. Slow: for tests and idle moments."""
         self._state.check()
+        self._grammars.check()

@@ -142,7 +142,9 @@ class SchedulerState:
         """Assert that rows, queue, requests and blocks tell the same story."""
         self.table.check()
         self.queue.check()
-        self.blocks.check()
+        held = np.where(self.table.live, self.table.num_computed, -1)
+        held[list(self._retiring)] = 0
+        self.blocks.check(held)
         counts = dict.fromkeys(Status, 0)
         for handle, state in self.requests.items():
             assert state.request.handle == handle and state.live
@@ -163,7 +165,8 @@ class SchedulerState:
             in_flight[step.rows] += 1
         assert (in_flight == self.table.in_flight).all()
         assert all(self.table.in_flight[row] for row in self._retiring)
-        for sequence in self.prefilling:
-            assert self.table.live[sequence.row] and not self.table.decoding[sequence.row]
+        unscheduled = self.table.live & (self.table.num_computed < self.table.num_known)
+        prefilling = sorted(sequence.row for sequence in self.prefilling)
+        assert prefilling == np.flatnonzero(unscheduled & ~self.table.decoding).tolist()
         if not self.has_work:
             assert self.blocks.usage == 0.0

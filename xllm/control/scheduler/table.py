@@ -157,5 +157,13 @@ class RowTable:
         assert (self.num_computed[rows] <= self.num_known[rows]).all()
         assert (self.num_seen[rows] <= self.num_known[rows]).all()
         assert (self.num_known[rows] <= self.max_total[rows]).all()
+        stops = np.zeros_like(self.stop_counts)
+        for row in live:
+            sequence = self.sequences[row]
+            assert sequence is not None
+            assert (self.handles[row], self.choices[row]) == (sequence.handle, sequence.choice)
+            known = {t for t in sequence.state.request.stop_token_ids if 0 <= t < stops.size}
+            stops[list(known)] += 1
+        assert (stops == self.stop_counts).all()
         order = self.decode_order()
         assert sorted(order.tolist()) == np.flatnonzero(self.decoding).tolist()

@@ -115,6 +115,18 @@ class GroupBlocks:
         self.publish_at[row] = self.release_at[row] = NEVER
         self.log.drop(row)
 
+    def check(self) -> None:
+        """Assert that rows publish and release what they hold."""
+        table = self.table
+        assert (table.first <= table.end).all()
+        assert (table.capacity == table.end * self.block_size).all()
+        due = self.publish_at < NEVER
+        assert (self.publish_at[due] == (self._num_published[due] + 1) * self.block_size).all()
+        assert (self._num_published[due] >= table.first[due]).all()
+        if self.spec.window is not None:
+            leaves = (table.first + 1) * self.block_size + self.spec.window - 1
+            assert (self.release_at == leaves)[table.end > 0].all()
+
     def _set_release(self, row: int) -> None:
         if self.spec.window is not None:
             leaves = (int(self.table.first[row]) + 1) * self.block_size + self.spec.window - 1

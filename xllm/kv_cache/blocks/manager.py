@@ -227,7 +227,15 @@ class BlockManager:
         for group in self._groups:
             group.pool.drop_unlocked()
 
-    def check(self) -> None:
-        """Assert that pools, tables and prefix caches agree in every group."""
+    def check(self, num_tokens: Int32Array | None = None) -> None:
+        """Assert that pools, tables and prefix caches agree in every group.
+
+        Args:
+            num_tokens: (max_num_seqs,) tokens that each row has a place for; -1: it holds nothing.
+        """
         for group in self._groups:
             group.pool.check(group.table.counts(group.pool.num_usable + 1))
+            group.check()
+            if num_tokens is not None:
+                assert (group.table.capacity >= num_tokens).all(), "a token has no block"
+                assert not group.table.end[num_tokens < 0].any(), "blocks of a row that is free"
