@@ -5,6 +5,7 @@ import pytest
 from tests.fakes.engine import FakeEngine, make_request
 from xllm.control.scheduler import admission
 from xllm.core.request.finish import FinishReason
+from xllm.kv_cache.prefix import keys
 
 LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
 WINDOWS = pytest.mark.parametrize("windows", [(None,), (None, 6)], ids=["full", "composite"])
@@ -176,3 +177,22 @@ def test_a_prompt_does_not_wait_for_one_that_was_aborted(monkeypatch):
     engine.loop.abort(0)
     engine.run()
     assert len(engine.answers[1, 0].tokens) > 0
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [False, True])
+def test_a_prompt_is_hashed_once_for_all_choices(monkeypatch, enable_prefix_caching):
+    sha256, hashed = keys._sha256, []
+
+    def counted(data):
+        hashed.append(data)
+        return sha256(data)
+
+    monkeypatch.setattr(keys, "_sha256", counted)
+    engine = FakeEngine(enable_prefix_caching=enable_prefix_caching)
+    request = make_request(0, range(60), 2, n=4)
+    hashed.clear()
+    engine.ask(request)
+    assert [engine.answers[0, i].tokens for i in range(4)] == [
+        engine.expect(request, i) for i in range(4)
+    ]
+    assert len(hashed) == 1 + 60 // 4  # the root, and every block of the prompt

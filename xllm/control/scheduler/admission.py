@@ -97,7 +97,7 @@ class Admission:
                 max_total=max(prompt_len, min(prompt_len + request.max_tokens, most)),
                 priority=request.priority if self._uses_priority else 0,
                 tokens=request.prompt_token_ids,
-                keys=keys if choice == 0 or keys is None else keys.copy(),
+                keys=keys if choice == entry.leader else None,
             )
             self._num_arrived += 1
             entry.live[choice] = sequence

@@ -121,6 +121,7 @@ class Committer:
                 state.counters.prompt_tokens += sequence.state.prompt_len
                 for sibling in sequence.state.live.values():
                     if sibling is not sequence:
+                        sibling.keys = sequence.keys and sequence.keys.copy()
                         state.queue.push(sibling)
             if end >= sequence.max_total:
                 state.notices.ended.append((sequence.handle, sequence.choice, reason))

@@ -68,7 +68,7 @@ class Sequence:
     max_total: int  # tokens at which it ends by length
     priority: int  # 0 under fcfs
     tokens: Int32Array | None
-    keys: BlockKeys | None  # None: its blocks are not remembered
+    keys: BlockKeys | None  # None: its blocks are not remembered; while parked, the leader has them
     status: Status = Status.PARKED
     row: int = -1
     started: bool = False  # was scheduled before

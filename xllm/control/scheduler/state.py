@@ -74,6 +74,7 @@ class SchedulerState:
         elif sequence.status is Status.WAITING:
             self.queue.remove(sequence)
         compiling = sequence.status is Status.COMPILING
+        keys = sequence.keys
         sequence.status = Status.FINISHED
         sequence.tokens = sequence.keys = None
         state = sequence.state
@@ -83,6 +84,7 @@ class SchedulerState:
         elif sequence.is_leader and not state.prompt_computed:
             heir = next(iter(state.live.values()))
             state.leader = heir.choice
+            heir.keys = keys
             if compiling:
                 heir.status = Status.COMPILING
             else:
