@@ -62,10 +62,6 @@ class FakePending:
         self._worker = worker
         self._result = result
 
-    def done(self) -> bool:
-        """Fake devices are never waited for."""
-        return True
-
     def result(self) -> StepResult:
         """The step's results; the step retires."""
         self._worker.retire()

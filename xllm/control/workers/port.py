@@ -11,10 +11,6 @@ from xllm.kv_cache.layout import WorkerInfo
 class PendingStep(Protocol):
     """A step that was handed to the device."""
 
-    def done(self) -> bool:
-        """Whether ``result`` returns at once."""
-        ...
-
     def result(self) -> StepResult:
         """Wait for the step and return its results; arrays belong to the caller.
 

@@ -46,12 +46,6 @@ class DeferredResult:
         """See ``PendingResult.end``; None before ``complete``, too."""
         return None if self._pending is None else self._pending.end
 
-    def done(self) -> bool:
-        """Whether ``result`` would return without waiting."""
-        if self._error is not None:
-            return True
-        return self._pending is not None and self._pending.done()
-
     def result(self) -> StepResult:
         """Wait for the step and return what it sampled.
 

@@ -66,10 +66,6 @@ class PendingResult:
         """Marks the end of the step on the device; None on a CPU and once the result was read."""
         return None if self.fetched else self._event
 
-    def done(self) -> bool:
-        """Whether ``result`` would return without waiting."""
-        return self._event is None or self._event.query()
-
     def result(self) -> StepResult:
         """Wait for the step and return what it sampled."""
         if self._event is not None:

@@ -51,10 +51,6 @@ class PendingPooled:
             self._event = torch.Event(values.device)
             self._event.record()
 
-    def done(self) -> bool:
-        """Whether ``result`` would return without waiting."""
-        return self._event is None or self._event.query()
-
     def result(self) -> StepResult:
         """Wait for the step; the vectors of the rows whose prompt it completed."""
         if self._event is not None:
