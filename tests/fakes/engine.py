@@ -12,7 +12,7 @@ import numpy as np
 from tests.fakes.model import ReferenceModel
 from tests.fakes.worker import FakeWorker, make_groups
 from xllm.control.engine import EngineLoop, OverlapEngineLoop
-from xllm.control.scheduler import build_scheduler, cache_demand
+from xllm.control.scheduler import build_scheduler
 from xllm.control.scheduler.budget import StepDraft, TokenBudget
 from xllm.core.config import CacheConfig, SchedulerConfig
 from xllm.core.messages.engine import ToEngine
@@ -27,7 +27,7 @@ from xllm.core.messages.server import (
 from xllm.core.request.finish import FinishReason
 from xllm.core.request.request import Request
 from xllm.core.request.sampling import SamplingParams
-from xllm.kv_cache.layout import capacity_tokens
+from xllm.kv_cache.layout import CacheDemand, capacity_tokens
 
 
 def make_request(
@@ -100,7 +100,51 @@ class Answer:
     started: Started | None = None
 
 
-class FakeEngine:
+class Client:
+    """Collects what clients would see of an engine's outputs."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[int, int], Answer] = {}  # by (handle, choice)
+        self.prompt_logprobs: dict[int, list[PromptLogprobs]] = {}
+        self.refusals: dict[int, Failure] = {}
+
+    def open(self, request: Request) -> None:
+        """Expect an answer of every choice."""
+        for choice in range(request.params.n):
+            self.answers[request.handle, choice] = Answer()
+
+    def take(self, batch: OutputBatch) -> None:
+        """What a step brought."""
+        for started in batch.started:
+            answer = self.answers[started.handle, started.choice]
+            assert answer.started is None, "started twice"
+            answer.started = started
+        offset, owners = 0, []
+        assert len(batch.handles) == len(batch.choices) == len(batch.counts)
+        assert len(batch.handles) == len(batch.finish) == len(batch.stop_tokens)
+        for index, count in enumerate(batch.counts.tolist()):
+            answer = self.answers[int(batch.handles[index]), int(batch.choices[index])]
+            assert answer.finish is FinishReason.NONE, "output after the end"
+            answer.tokens += batch.token_ids[offset : offset + count].tolist()
+            owners += [answer] * count
+            offset += count
+            answer.finish = FinishReason(int(batch.finish[index]))
+            answer.stop_token = int(batch.stop_tokens[index])
+        assert offset == len(batch.token_ids)
+        if batch.logprobs is not None:
+            for place, entry in enumerate(batch.logprobs.entries.tolist()):
+                assert batch.logprobs.token_ids[place, 0] == batch.token_ids[entry]
+                owners[entry].logprobs.append(float(batch.logprobs.logprobs[place, 0]))
+        for entries in batch.prompt_logprobs:
+            self.prompt_logprobs.setdefault(entries.handle, []).append(entries)
+        for failure in batch.failures:
+            if failure.choice == -1:
+                self.refusals[failure.handle] = failure
+            else:
+                self.answers[failure.handle, failure.choice].failure = failure
+
+
+class FakeEngine(Client):
     """Scheduler, fake worker and one of the two loops.
 
     Args:
@@ -123,6 +167,7 @@ class FakeEngine:
         worker: dict[str, Any] | None = None,
         **config: Any,
     ) -> None:
+        super().__init__()
         config = {"max_num_seqs": 8, "max_num_batched_tokens": 64, **config}
         groups = make_groups(num_blocks, block_size, windows)
         self.worker = FakeWorker(groups, vocab_size, max_model_len, **(worker or {}))
@@ -132,29 +177,25 @@ class FakeEngine:
             CacheConfig(enable_prefix_caching=enable_prefix_caching),
             self.worker.start(),
         )
-        demand = cache_demand(SchedulerConfig(**config), max_model_len)
+        demand = CacheDemand.of(SchedulerConfig(**config), max_model_len)
         self.capacity_tokens = capacity_tokens(groups, demand)
         self.inbox, self.outbox = ListInbox(), ListOutbox()
         loop = OverlapEngineLoop if overlap else EngineLoop
         ready = EngineReady("fake", max_model_len, vocab_size, 0, 0.0)
         self.loop = loop(self.scheduler, self.worker, self.inbox, self.outbox, ready)
-        self.answers: dict[tuple[int, int], Answer] = {}
-        self.prompt_logprobs: dict[int, list[PromptLogprobs]] = {}
-        self.refusals: dict[int, Failure] = {}
         self.num_steps = 0
 
     def add(self, request: Request) -> None:
         """Submit a request."""
-        for choice in range(request.params.n):
-            self.answers[request.handle, choice] = Answer()
+        self.open(request)
         self.loop.submit(request)
 
     def step(self) -> None:
         """One step of the loop, then ``check``."""
         for message in self.loop.step():
             assert isinstance(message, OutputBatch)
-            self._take(message)
-        self.scheduler.check()
+            self.take(message)
+        self.loop.check()
         self.num_steps += 1
 
     def run(self, max_steps: int = 2000) -> None:
@@ -197,32 +238,3 @@ class FakeEngine:
             return False
         self.scheduler._preemption.preempt(StepDraft(TokenBudget(0)), sequence)
         return True
-
-    def _take(self, batch: OutputBatch) -> None:
-        for started in batch.started:
-            answer = self.answers[started.handle, started.choice]
-            assert answer.started is None, "started twice"
-            answer.started = started
-        offset, owners = 0, []
-        assert len(batch.handles) == len(batch.choices) == len(batch.counts)
-        assert len(batch.handles) == len(batch.finish) == len(batch.stop_tokens)
-        for index, count in enumerate(batch.counts.tolist()):
-            answer = self.answers[int(batch.handles[index]), int(batch.choices[index])]
-            assert answer.finish is FinishReason.NONE, "output after the end"
-            answer.tokens += batch.token_ids[offset : offset + count].tolist()
-            owners += [answer] * count
-            offset += count
-            answer.finish = FinishReason(int(batch.finish[index]))
-            answer.stop_token = int(batch.stop_tokens[index])
-        assert offset == len(batch.token_ids)
-        if batch.logprobs is not None:
-            for place, entry in enumerate(batch.logprobs.entries.tolist()):
-                assert batch.logprobs.token_ids[place, 0] == batch.token_ids[entry]
-                owners[entry].logprobs.append(float(batch.logprobs.logprobs[place, 0]))
-        for entries in batch.prompt_logprobs:
-            self.prompt_logprobs.setdefault(entries.handle, []).append(entries)
-        for failure in batch.failures:
-            if failure.choice == -1:
-                self.refusals[failure.handle] = failure
-            else:
-                self.answers[failure.handle, failure.choice].failure = failure

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from xllm.assembly.resolve import fit_to_model
 from xllm.control.engine import EngineLoop, Inbox, Outbox, OverlapEngineLoop
 from xllm.control.scheduler import Scheduler, build_scheduler
-from xllm.control.scheduler.build import cache_demand, fit_to_worker
+from xllm.control.scheduler.build import fit_to_worker
 from xllm.control.workers import WorkerPort
 from xllm.core.config import XllmConfig
 from xllm.core.config.files import ModelFiles
 from xllm.core.grammar import GrammarCache, GrammarCompiler, GrammarError, num_threads
 from xllm.core.messages.server import EngineProgress, EngineReady
-from xllm.kv_cache.layout import CacheGroup, WorkerInfo, max_concurrency
+from xllm.kv_cache.layout import CacheDemand, CacheGroup, WorkerInfo, max_concurrency
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _grammar_compiler(files: ModelFiles, vocab_size: int) -> GrammarCompiler:
 def _describe(
     config: XllmConfig, info: WorkerInfo, phases: dict[str, float], task: str
 ) -> EngineReady:
-    demand = cache_demand(fit_to_worker(config.scheduler, info), info.max_model_len)
+    demand = CacheDemand.of(fit_to_worker(config.scheduler, info), info.max_model_len)
     return EngineReady(
         model=config.model.api_name,
         max_model_len=info.max_model_len,

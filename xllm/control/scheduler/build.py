@@ -11,15 +11,6 @@ from xllm.kv_cache.blocks import BlockManager
 from xllm.kv_cache.layout import CacheDemand, WorkerInfo
 
 
-def cache_demand(config: SchedulerConfig, max_model_len: int) -> CacheDemand:
-    """The most that a scheduler with this config holds in the KV cache."""
-    return CacheDemand(
-        max_num_seqs=config.max_num_seqs,
-        max_step_tokens=config.max_num_batched_tokens,
-        max_model_len=max_model_len,
-    )
-
-
 def fit_to_worker(config: SchedulerConfig, info: WorkerInfo) -> SchedulerConfig:
     """The config with the worker's step size where none was asked for."""
     if config.max_num_batched_tokens:
@@ -41,7 +32,7 @@ def build_scheduler(
     config = fit_to_worker(config, info)
     return Scheduler(
         config,
-        BlockManager(info.cache_groups, cache_demand(config, info.max_model_len)),
+        BlockManager(info.cache_groups, CacheDemand.of(config, info.max_model_len)),
         info.vocab_size,
         grammars=grammars,
         enable_prefix_caching=cache_config.enable_prefix_caching,

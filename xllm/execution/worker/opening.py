@@ -12,7 +12,7 @@ from xllm.core.config import XllmConfig
 from xllm.core.config.files import ModelFiles
 from xllm.execution.worker import resources
 from xllm.hardware.platforms import Platform
-from xllm.kv_cache.layout import CacheGroup
+from xllm.kv_cache.layout import CacheDemand, CacheGroup
 from xllm.modeling.attention import AttentionBackend, cache_groups, load_backend
 from xllm.modeling.models.decoder import CausalLM
 from xllm.modeling.models.pooling import PoolingModel
@@ -81,6 +81,6 @@ def open_model(
     groups = cache_groups(model, block_size, dtype.itemsize)
     if groups:
         progress("allocate KV cache", 0.0)
-        demand = resources.cache_demand(config.scheduler, model.config.max_len)
+        demand = CacheDemand.of(config.scheduler, model.config.max_len)
         groups = resources.size_cache(groups, config.cache, demand, platform)
     return OpenedModel(config, platform, backend, model, groups, dtype)

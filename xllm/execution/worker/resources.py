@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from xllm.core.config import CacheConfig, ExecutionConfig, SchedulerConfig, XllmConfig
+from xllm.core.config import CacheConfig, ExecutionConfig, XllmConfig
 from xllm.hardware.graphs import GraphApi
 from xllm.hardware.platforms import Platform, resolve
 from xllm.kv_cache.layout import (
@@ -117,15 +117,6 @@ def check_cache_scales(model: nn.Module, dtype: torch.dtype) -> None:
             missing,
             len(layers),
         )
-
-
-def cache_demand(config: SchedulerConfig, max_model_len: int) -> CacheDemand:
-    """The most that a scheduler with this config holds in the KV cache."""
-    return CacheDemand(
-        max_num_seqs=config.max_num_seqs,
-        max_step_tokens=config.max_num_batched_tokens,
-        max_model_len=max_model_len,
-    )
 
 
 def size_cache(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from xllm.core.config import SchedulerConfig
 from xllm.kv_cache.layout.spec import CacheGroup, CacheSpec
 
 # Steps whose tokens may be outside every window and yet not released: one runs, one is queued.
@@ -22,6 +23,15 @@ class CacheDemand(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_step_tokens: int  # tokens of one step over all sequences (max_num_batched_tokens)
     max_model_len: int  # tokens of one sequence
+
+    @classmethod
+    def of(cls, config: SchedulerConfig, max_model_len: int) -> CacheDemand:
+        """What a scheduler with this config holds; its step has a size."""
+        return cls(
+            max_num_seqs=config.max_num_seqs,
+            max_step_tokens=config.max_num_batched_tokens,
+            max_model_len=max_model_len,
+        )
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
