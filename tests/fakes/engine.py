@@ -12,7 +12,7 @@ import numpy as np
 from tests.fakes.model import ReferenceModel
 from tests.fakes.worker import FakeWorker, make_groups
 from xllm.control.engine import EngineLoop, OverlapEngineLoop
-from xllm.control.scheduler import build_scheduler
+from xllm.control.scheduler import Scheduler, build_scheduler
 from xllm.control.scheduler.budget import StepDraft, TokenBudget
 from xllm.core.config import CacheConfig, SchedulerConfig
 from xllm.core.messages.engine import ToEngine
@@ -53,6 +53,17 @@ def make_request(
         priority=priority,
         cache_salt=cache_salt,
     )
+
+
+def preempt(scheduler: Scheduler, handle: int, choice: int = 0) -> bool:
+    """Preempt a sequence between two steps unless it ends anyway; whether it was."""
+    state = scheduler._state
+    entry = state.requests.get(handle)
+    sequence = entry.live.get(choice) if entry else None
+    if sequence is None or sequence.row not in state.table.preemptible():
+        return False
+    scheduler._preemption.preempt(StepDraft(TokenBudget(0)), sequence)
+    return True
 
 
 class NothingMoreError(Exception):
@@ -230,11 +241,5 @@ class FakeEngine(Client):
         )
 
     def preempt(self, handle: int, choice: int = 0) -> bool:
-        """Preempt a sequence between two steps unless it ends anyway; whether it was."""
-        state = self.scheduler._state
-        entry = state.requests.get(handle)
-        sequence = entry.live.get(choice) if entry else None
-        if sequence is None or sequence.row not in state.table.preemptible():
-            return False
-        self.scheduler._preemption.preempt(StepDraft(TokenBudget(0)), sequence)
-        return True
+        """See the function."""
+        return preempt(self.scheduler, handle, choice)

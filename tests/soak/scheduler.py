@@ -3,9 +3,9 @@
     python -m tests.soak.scheduler --minutes 10 [--seed N]
 
 Random engines (one or two cache groups, both loops, both policies, tight caches) get random
-arrivals, aborts, failures and cache resets. After every step all invariants are checked, and every
-finished sequence is compared with its solo run. Prints the number of steps, and on a failure the
-seed that repeats it.
+arrivals, aborts, preemptions, failures and cache resets. After every step all invariants are
+checked, and every finished sequence is compared with its solo run. Prints the number of steps, and
+on a failure the seed that repeats it.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class RandomLife:
             scheduling=draw.choice(["decode_first", "prefill_first"]),
             priority_policy=draw.choice(["fcfs", "priority"]),
             enable_chunked_prefill=draw.random() < 0.8,
+            max_waiting=draw.choice([4096, 4096, 2]),
             worker={
                 "fail_at": {
                     (draw.randrange(50), draw.randrange(12)) for _ in range(draw.choice([0, 8]))
@@ -120,6 +121,9 @@ class RandomLife:
             self.engine.loop.abort(request.handle, choice, stopped=draw.random() < 0.3)
         elif kind < 0.21:
             self.engine.scheduler.reset_prefix_cache()
+        elif kind < 0.25 and self.requests:
+            request = self.requests[draw.randrange(len(self.requests))]
+            self.engine.preempt(request.handle, draw.randrange(request.params.n))
 
     def run(self, num_events: int) -> int:
         """Let events and steps alternate, then run dry and compare; the number of steps."""

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from safetensors.torch import save_file
@@ -172,10 +173,10 @@ def tiny_config(
     step_tokens: int = 512,
     num_kv_tokens: int = 16 * MAX_LEN,
     max_rows: int = 16,
-    scheduling: str = "decode_first",
     max_loras: int = 0,
+    **scheduler: Any,
 ) -> XllmConfig:
-    """float32 on the CPU."""
+    """float32 on the CPU; ``scheduler`` are more options of its slice."""
     return XllmConfig(
         model=ModelConfig(dtype="float32"),
         cache=CacheConfig(
@@ -186,8 +187,8 @@ def tiny_config(
         scheduler=SchedulerConfig(
             max_num_seqs=max_rows,
             max_num_batched_tokens=step_tokens,
-            scheduling=scheduling,
             async_scheduling=overlap,
+            **scheduler,
         ),
         lora=LoraConfig(enable_lora=max_loras > 0, max_loras=max(max_loras, 1), max_lora_rank=8),
         # One thread: handing such tiny ops to a second one costs more than they take.
@@ -204,11 +205,12 @@ class TinyEngine:
         *,
         overlap: bool = False,
         grammars: GrammarCache | None = None,
+        full_step: int = 0,
         **options: Any,
     ) -> None:
         config = tiny_config(overlap=overlap, **options)
         self.worker = Worker(config, files, grammars=grammars)
-        info = self.worker.start()
+        info = msgspec.structs.replace(self.worker.start(), full_step=full_step)
         self.scheduler = build_scheduler(config.scheduler, config.cache, info, grammars)
         loop = OverlapEngineLoop if overlap else EngineLoop
         ready = EngineReady(files.name, MAX_LEN, info.vocab_size, 0, 1.0)
@@ -226,7 +228,7 @@ class TinyEngine:
             for batch in self.loop.step():
                 self.batches.append(batch)
                 collect(batch, tokens)
-            self.scheduler.check()
+            self.loop.check()
         return tokens
 
     def run_until_idle(self, requests: list[Request]) -> Tokens:
