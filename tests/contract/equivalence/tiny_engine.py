@@ -205,12 +205,14 @@ class TinyEngine:
         *,
         overlap: bool = False,
         grammars: GrammarCache | None = None,
-        full_step: int = 0,
+        full_step: int | None = None,
         **options: Any,
     ) -> None:
         config = tiny_config(overlap=overlap, **options)
         self.worker = Worker(config, files, grammars=grammars)
-        info = msgspec.structs.replace(self.worker.start(), full_step=full_step)
+        info = self.worker.start()
+        if full_step is not None:  # as if the device had one
+            info = msgspec.structs.replace(info, full_step=full_step)
         self.scheduler = build_scheduler(config.scheduler, config.cache, info, grammars)
         loop = OverlapEngineLoop if overlap else EngineLoop
         ready = EngineReady(files.name, MAX_LEN, info.vocab_size, 0, 1.0)
