@@ -182,6 +182,8 @@ class TestErrors:
             ({"hidden_size": None}, "hidden_size must be a positive integer, got None"),
             ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads"),
             ({"num_hidden_layers": True}, "num_hidden_layers must be a positive integer, got True"),
+            ({"is_causal": False}, "is_causal False is not supported"),
+            ({"use_bidirectional_attention": True}, "use_bidirectional_attention True is not"),
             ({"head_dim": "12"}, "head_dim must be a positive integer, got '12'"),
             ({"rms_norm_eps": "1e-6"}, "rms_norm_eps must be a number above 0, got '1e-6'"),
             (

@@ -147,6 +147,13 @@ def test_last_token_pooling_shares_prefixes_and_survives_preemption(tmp_path):
     assert engine.stats().prefix_hits > 0
 
 
+def test_a_causal_bert_is_refused(tmp_path):
+    config = transformers.BertConfig(**_SHAPE, is_decoder=True)
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is_decoder true is not supported"):
+        PoolingEngine(tmp_path)
+
+
 def test_an_encoder_has_no_cache_and_refuses_what_exceeds_its_positions(tmp_path):
     _checkpoint("bert-mean", tmp_path)
     engine = PoolingEngine(tmp_path)

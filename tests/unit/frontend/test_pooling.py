@@ -122,6 +122,13 @@ def test_embeddings_of_texts_and_ids(tokenizer, given, prompts):
     assert answer["usage"] == {"prompt_tokens": total, "total_tokens": total}
 
 
+@pytest.mark.parametrize(("lowercase", "first"), [(True, HELLO), (False, WORDS.index("[UNK]"))])
+def test_texts_are_lowercased_for_models_that_want_it(tokenizer, lowercase, first):
+    stack = Stack(tokenizer, dataclasses.replace(EMBED, lowercase=lowercase))
+    stack.ask("embed", input=["HELLO world"])
+    assert stack.prompts == [[CLS, first, WORLD, SEP]]
+
+
 def test_base64_is_little_endian_float32(tokenizer):
     floats = Stack(tokenizer, EMBED).ask("embed", input="cat")["data"][0]["embedding"]
     coded = Stack(tokenizer, EMBED).ask("embed", input="cat", encoding_format="base64")

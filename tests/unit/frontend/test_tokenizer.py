@@ -67,19 +67,39 @@ def test_a_decoder_that_is_not_bytewise_is_refused_by_name():
         Tokenizer(backend)
 
 
-def test_a_tokenizer_json_loads_with_its_config(tmp_path):
-    path = tmp_path / "tokenizer.json"
+def load_with(folder, config) -> Tokenizer:
+    path = folder / "tokenizer.json"
     fakes.byte_level()._backend.save(str(path))
-    config = {"bos_token": {"content": "<bos>"}, "eos_token": "<eos>", "add_bos_token": True}
     files = ModelFiles(
         name="tiny",
-        folder=str(tmp_path),
+        folder=str(folder),
         config={},
         format="safetensors",
         tokenizer_file=str(path),
         tokenizer_config=config,
     )
-    tokenizer = load_tokenizer(files)
+    return load_tokenizer(files)
+
+
+def test_tokens_that_the_config_adds_or_calls_special_are_so(tmp_path):
+    plain = load_with(tmp_path, {})
+    size, word = plain.vocab_size, plain.token_id("hello")
+    flags = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
+    added = {
+        str(size): flags | {"content": "<|im_end|>", "special": True},
+        str(word): flags | {"content": "hello", "special": True},
+    }
+    tokenizer = load_with(tmp_path, {"added_tokens_decoder": added})
+    ids = tokenizer.encode("hello<|im_end|>", add_special_tokens=False)
+    assert ids == [word, size] and tokenizer.decode([*ids, *plain.encode("a")]) == "a"
+    broken = {"added_tokens_decoder": {"x": {}}}
+    with pytest.raises(ValueError, match=r"tokenizer_config.json: added_tokens_decoder"):
+        load_with(tmp_path, broken)
+
+
+def test_a_tokenizer_json_loads_with_its_config(tmp_path):
+    config = {"bos_token": {"content": "<bos>"}, "eos_token": "<eos>", "add_bos_token": True}
+    tokenizer = load_with(tmp_path, config)
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<bos>", "<eos>")
     assert tokenizer.encode("a")[0] == 0
     assert tokenizer.special_ids == {0, 1, 2}

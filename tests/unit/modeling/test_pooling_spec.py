@@ -73,6 +73,23 @@ def test_other_poolings_are_refused(tmp_path, mode):
         spec(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name", ["BertForTokenClassification", "BertForQuestionAnswering", "Qwen2ForRewardModel"]
+)
+def test_other_heads_are_refused_and_what_is_below_them_can_be_asked_for(tmp_path, name):
+    with pytest.raises(ValueError, match=f"the head of {name} is not supported; --task embed"):
+        spec(tmp_path, architectures=[name])
+    assert spec(tmp_path, "embed", architectures=[name]).task == "embed"
+
+
+def test_texts_are_lowercased_where_the_files_say_so(tmp_path):
+    assert not spec(tmp_path).lowercase
+    config = {"max_seq_length": 16, "do_lower_case": True}
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(config))
+    found = spec(tmp_path)
+    assert (found.max_len, found.lowercase) == (16, True)
+
+
 def test_other_modules_are_refused(tmp_path):
     write_config(tmp_path)
     modules = [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]

@@ -51,8 +51,21 @@ def test_folder_gives_its_parts(folder):
     assert files.eos_token_ids == (7, 8)
 
 
+def test_tokens_of_the_config_count_too(folder):
+    write(folder / "tokenizer.json", TOKENIZER)
+    write(folder / "tokenizer_config.json", {"added_tokens_decoder": {"3": {}, "12": {}}})
+    assert resolve(folder).vocab_size == 13
+
+
 def test_eos_comes_from_the_model_config_without_a_generation_config(folder):
     assert resolve(folder).eos_token_ids == (7,)
+
+
+@pytest.mark.parametrize("value", ["</s>", [7, "8"], True])
+def test_end_tokens_that_are_no_ids_are_named(folder, value):
+    write(folder / "generation_config.json", {"eos_token_id": value})
+    with pytest.raises(ValueError, match="eos_token_id must be an id or a list of ids, got"):
+        _ = resolve(folder).eos_token_ids
 
 
 def test_template_file_wins_over_the_tokenizer_config(folder):

@@ -19,6 +19,7 @@ class PoolingSpec:
     whole_prompts: bool  # a prompt is computed in one step, and nothing of it found in a cache
     size: int  # numbers in a vector
     max_len: int | None = None  # tokens that the model was trained on, if it says so
+    lowercase: bool = False  # texts, before they are tokenized
     normalize: bool = False  # embed: to length 1
     dimensions: tuple[int, ...] | None = None  # embed: sizes to cut to; () any, None unsupported
     labels: tuple[str, ...] = ()  # classify: one per output
@@ -48,9 +49,16 @@ class ModelFiles:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a sequence: the generation config's, else the model config's."""
+        """Ids that end a sequence: the generation config's, else the model config's.
+
+        Raises:
+            ValueError: they are no integers.
+        """
         for source in (self.generation_config, self.config):
             value = source.get("eos_token_id")
             if value is not None:
-                return tuple(value) if isinstance(value, list | tuple) else (int(value),)
+                ids = tuple(value) if isinstance(value, list | tuple) else (value,)
+                if not all(type(token_id) is int for token_id in ids):
+                    raise ValueError(f"eos_token_id must be an id or a list of ids, got {value!r}")
+                return ids
         return ()

@@ -186,6 +186,8 @@ class PoolingFactory:
         else:
             most = self.limits.max_chars(self._tokenizer.max_token_chars)
             texts = [text[:most] for text in texts]
+        if self.spec.lowercase:
+            texts = [text.lower() for text in texts]
         return self._tokenizer.encode_batch(texts, add_special_tokens=False)
 
     def _make(

@@ -57,6 +57,8 @@ def tokenizer_from_file(path: str, config: dict[str, Any]) -> Tokenizer:
     except Exception as error:  # the library raises bare Exception
         raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
 
+    _add_tokens(backend, config.get("added_tokens_decoder") or {})
+
     def token_id(name: str) -> int | None:
         value = config.get(name)
         text = value.get("content") if isinstance(value, dict) else value
@@ -70,3 +72,14 @@ def tokenizer_from_file(path: str, config: dict[str, Any]) -> Tokenizer:
         adds_bos=config.get("add_bos_token"),
         adds_eos=config.get("add_eos_token"),
     )
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, listed: dict[str, Any]) -> None:
+    """The config's own list of added tokens wins: it may have more, or say of others that they
+    are special."""
+    own = backend.get_added_tokens_decoder()
+    try:
+        tokens = {int(i): tokenizers.AddedToken(**listed[i]) for i in sorted(listed, key=int)}
+    except (TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"tokenizer_config.json: added_tokens_decoder: {error}") from None
+    backend.add_tokens([token for i, token in tokens.items() if repr(own.get(i)) != repr(token)])

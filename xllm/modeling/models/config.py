@@ -67,6 +67,11 @@ def decoder_config(
     Raises:
         ValueError: a field is missing or does not fit another.
     """
+    for name, other in (("is_causal", False), ("use_bidirectional_attention", True)):
+        if hf_config.get(name) is other:
+            raise ValueError(
+                f"config.json: {name} {other} is not supported: decoders see only what came before"
+            )
     hidden_size, num_heads = (
         required(hf_config, "hidden_size"),
         required(hf_config, "num_attention_heads"),

@@ -16,6 +16,13 @@ from xllm.modeling.models.config import required
 # Families whose tokens see those after them: they cannot generate.
 ENCODERS = ("bert",)
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+# Answers per token or per choice, and heads of more than one layer.
+_OTHER_HEADS = (
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "RewardModel",
+)
 _METHODS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -32,7 +39,7 @@ def pooling_spec(task: str, config: dict[str, Any], folder: Path | None) -> Pool
         folder: where sentence-transformers files may lie.
 
     Raises:
-        ValueError: the task does not fit the model, or its pooling is not supported.
+        ValueError: the task does not fit the model, or its head or pooling is not supported.
     """
     modules = _modules(folder)
     if task == "auto":
@@ -56,12 +63,15 @@ def pooling_spec(task: str, config: dict[str, Any], folder: Path | None) -> Pool
             activation=_activation(config),
         )
     method = _method(folder, modules) or ("cls" if encoder else "last")
+    transformer = _transformer(folder)
+    length = transformer.get("max_seq_length")
     return PoolingSpec(
         task=task,
         method=method,
         whole_prompts=encoder or method != "last",
         size=required(config, "hidden_size"),
-        max_len=_trained_length(folder),
+        max_len=length if isinstance(length, int) and length > 0 else None,
+        lowercase=bool(transformer.get("do_lower_case")),
         normalize=not modules or "Normalize" in modules,
         dimensions=_dimensions(config),
     )
@@ -73,6 +83,11 @@ def _guess(config: dict[str, Any], modules: dict[str, str]) -> str:
         return "classify"
     if modules:
         return "embed"
+    if others := [name for name in architectures if name.endswith(_OTHER_HEADS)]:
+        raise ValueError(
+            f"config.json: the head of {others[0]} is not supported; --task embed serves the model "
+            "below it"
+        )
     encoder = config.get("model_type") in ENCODERS
     generates = any(name.endswith(_GENERATES) for name in architectures) or not architectures
     return "generate" if generates and not encoder else "embed"
@@ -114,10 +129,10 @@ def _method(folder: Path | None, modules: dict[str, str]) -> str | None:
     return chosen[0]
 
 
-def _trained_length(folder: Path | None) -> int | None:
+def _transformer(folder: Path | None) -> dict[str, Any]:
+    """What sentence-transformers keeps of its first module."""
     config = _read(folder / "sentence_bert_config.json") if folder is not None else None
-    length = config.get("max_seq_length") if isinstance(config, dict) else None
-    return length if isinstance(length, int) and length > 0 else None
+    return config if isinstance(config, dict) else {}
 
 
 def _dimensions(config: dict[str, Any]) -> tuple[int, ...] | None:

@@ -189,7 +189,7 @@ def _with_tokenizer(files: ModelFiles, path: Path) -> ModelFiles:
         gguf_file=None,
         tokenizer_config=tokenizer_config,
         **_chat_templates(path, tokenizer_config),
-        vocab_size=_num_token_ids(tokenizer_file),
+        vocab_size=_num_token_ids(tokenizer_file, tokenizer_config),
     )
 
 
@@ -249,15 +249,17 @@ class _TokenizerFile(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
-def _num_token_ids(path: Path) -> int | None:
-    """One more than the highest token id of a tokenizer.json."""
+def _num_token_ids(path: Path, tokenizer_config: dict[str, Any]) -> int | None:
+    """One more than the highest token id of a tokenizer.json and of the tokens added to it."""
     try:
         tokenizer = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile)
     except msgspec.DecodeError as error:
         raise ValueError(f"model: cannot read {path}: {error}") from None
     vocab = tokenizer.model.vocab
     highest = max(vocab.values(), default=-1) if isinstance(vocab, dict) else len(vocab) - 1
-    return max([highest, *(token.id for token in tokenizer.added_tokens)]) + 1 or None
+    added = tokenizer_config.get("added_tokens_decoder") or {}
+    more = [int(token_id) for token_id in added if token_id.isdecimal()]
+    return max([highest, *more, *(token.id for token in tokenizer.added_tokens)]) + 1 or None
 
 
 def _read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:

@@ -182,6 +182,8 @@ def pooling_from_hf_config(
     kind = hf_config.get("position_embedding_type", "absolute")
     if kind != "absolute":
         raise ValueError(f"config.json: position_embedding_type {kind!r} is not supported")
+    if hf_config.get("is_decoder"):
+        raise ValueError("config.json: is_decoder true is not supported: BERT is an encoder here")
     size, num_heads = (required(hf_config, n) for n in ("hidden_size", "num_attention_heads"))
     if size % num_heads:
         raise ValueError(

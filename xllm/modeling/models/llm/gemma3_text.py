@@ -72,8 +72,6 @@ def from_hf_config(
         ValueError: a field of the config is missing or not supported.
     """
     hf_config = _DEFAULTS | hf_config
-    if hf_config.get("use_bidirectional_attention"):
-        raise ValueError("config.json: use_bidirectional_attention is not supported")
     attention_bias = bool(hf_config.get("attention_bias", False))
     windows = layer_windows(hf_config)
     config = decoder_config(
