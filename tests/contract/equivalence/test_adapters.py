@@ -174,6 +174,33 @@ def test_an_adapter_that_does_not_fit_is_refused_and_changes_nothing(case: Case,
     assert engine.run([ask(1, adapters[0])]) == {(1, 0): case.expected[1, 0]}
 
 
+def test_modules_are_found_by_the_names_of_a_multimodal_checkpoint(tmp_path: Path):
+    files = write_checkpoint(tmp_path, "gemma3_text")
+    folder = write_adapter(tmp_path / "a", load_file(files.weights[0]), 4, 4)
+    path = folder / "adapter_model.safetensors"
+    weights = load_file(path)
+    save_file({n.replace(".layers.", ".language_model.layers."): weights[n] for n in weights}, path)
+    assert all(".model.language_model.layers." in name for name in load_file(path))
+    loaded = TinyEngine(files, max_loras=1).loop.load_adapter("a", str(folder))
+    assert loaded.error is None
+
+
+def test_every_module_is_scaled_by_its_own_rank(case: Case, tmp_path: Path):
+    """Ranks of ``rank_pattern`` are those of the tensors."""
+    folder = write_adapter(tmp_path / "a", load_file(case.files.weights[0]), 4, 4)
+    path = folder / "adapter_model.safetensors"
+    weights = load_file(path)
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    weights[name.format("A")] = weights[name.format("A")][:2].clone()
+    weights[name.format("B")] = b = weights[name.format("B")][:, :2].clone()
+    save_file(weights, path)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    pattern = {"rank_pattern": {"layers.0.self_attn.q_proj": 2}}
+    (folder / "adapter_config.json").write_text(json.dumps(config | pattern))
+    found = read_adapter(str(folder))["model.layers.0.self_attn.q_proj"]
+    torch.testing.assert_close(found.b, b * config["lora_alpha"] / 2)
+
+
 def test_the_scale_is_alpha_over_r_or_its_root(case: Case, tmp_path: Path):
     folder = write_adapter(tmp_path / "a", load_file(case.files.weights[0]), 4, 4)
     config = json.loads((folder / "adapter_config.json").read_text())

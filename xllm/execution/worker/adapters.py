@@ -28,6 +28,7 @@ class RowAdapters:
     ) -> None:
         with device:
             self._model = ModelAdapters(model, config.max_loras, config.max_lora_rank)
+        self._renames = model.renames
         self._device = device
         self._slots: Int64Array = np.full(max_rows, -1, np.int64)
 
@@ -37,7 +38,7 @@ class RowAdapters:
         Raises:
             ValueError: it cannot be read, does not fit the model, or no slot is free.
         """
-        self._model.load(adapter, read_adapter(folder))
+        self._model.load(adapter, read_adapter(folder, self._renames))
 
     def unload(self, adapter: int) -> None:
         """Forget an adapter that no row uses."""

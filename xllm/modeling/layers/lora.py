@@ -131,7 +131,9 @@ class ModelAdapters:
 
     def _check(self, path: str, weights: LowRank) -> None:
         if path not in self._parts:
-            raise ValueError(f"the adapter changes {path}, which the model does not have")
+            raise ValueError(
+                f"the adapter changes {path}, which the model does not have or cannot adapt"
+            )
         layer, _, part = self._parts[path]
         rank = weights.a.shape[0]
         rows = layer.shards[part][1] if layer.shards else layer.out_features

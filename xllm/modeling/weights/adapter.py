@@ -13,18 +13,22 @@ from safetensors import SafetensorError, safe_open
 
 from xllm.core.config.lora import ADAPTER_FILES
 from xllm.modeling.layers.lora import LowRank
+from xllm.modeling.weights.loader import renamed
 
 _CONFIG_FILE, _WEIGHTS_FILE = ADAPTER_FILES
 _NAME = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)\.lora_(?P<half>[AB])(?:\.\w+)?\.weight")
 _MAX_CONFIG_BYTES = 1 << 20
 # Fields that give the same tensors another meaning.
-_CHANGING = ("alora_invocation_tokens", "use_qalora", "layer_replication", "fan_in_fan_out")
+_CHANGING = ("alpha_pattern", "alora_invocation_tokens", "use_qalora", "layer_replication")
 # Starts of training that took a part out of the model's weights, which the adapter puts back.
 _CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
-def read_adapter(folder: str) -> dict[str, LowRank]:
+def read_adapter(folder: str, renames: dict[str, str] | None = None) -> dict[str, LowRank]:
     """Low-rank weights by module path (``model.layers.0.self_attn.q_proj``), scale applied.
+
+    Args:
+        renames: of the family, for modules that checkpoints call otherwise.
 
     Raises:
         ValueError: the folder is no adapter, or one that changes more than linear layers.
@@ -38,7 +42,8 @@ def read_adapter(folder: str) -> dict[str, LowRank]:
                 match = _NAME.fullmatch(name)
                 if match is None:
                     raise ValueError(f"{path}: {name} is no low-rank weight of a linear layer")
-                halves.setdefault(match["path"], {})[match["half"]] = tensors.get_tensor(name)
+                module = renamed(match["path"], renames or {})
+                halves.setdefault(module, {})[match["half"]] = tensors.get_tensor(name)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not halves:
@@ -55,7 +60,8 @@ def read_adapter(folder: str) -> dict[str, LowRank]:
 
 
 def _scale(config: dict[str, Any], rank: int) -> float:
-    """Factor of B: alpha / r, or alpha / sqrt(r) (rsLoRA, arXiv:2312.03732)."""
+    """Factor of B: alpha / r, or alpha / sqrt(r) (rsLoRA, arXiv:2312.03732). ``rank`` is the
+    module's own, which ``rank_pattern`` may have set."""
     alpha = config.get("lora_alpha", rank)
     return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
 
@@ -73,7 +79,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     for field, plain in (("bias", "none"), ("use_dora", False), ("modules_to_save", None)):
         if config.get(field, plain) not in (plain, []):
             raise ValueError(f"{path}: {field} is not supported, it is {config[field]!r}")
-    for field in ("rank_pattern", "alpha_pattern", *_CHANGING):
+    for field in _CHANGING:
         if config.get(field):
             raise ValueError(f"{path}: {field} is not supported")
     start = config.get("init_lora_weights", True)

@@ -168,7 +168,7 @@ def _match(
     unused: list[str] = []
     renames = _renames(model, checkpoint)
     for stored_name, shape in checkpoint.shapes().items():
-        name = _renamed(stored_name, renames)
+        name = renamed(stored_name, renames)
         if name not in targets:
             unused.append(stored_name)
             continue
@@ -188,7 +188,7 @@ def _match(
         raise ValueError(f"the checkpoint lacks {_listed(missing)}{hint}")
     unexpected = [name for name in unused if not _expected_leftover(name, model)]
     parts = {"model", "lm_head", *(name.partition(".")[0] for name in targets)}
-    inside = [n for n in unexpected if _renamed(n, renames).partition(".")[0] in parts]
+    inside = [n for n in unexpected if renamed(n, renames).partition(".")[0] in parts]
     if inside:  # to leave out a bias or a norm would give wrong answers
         raise ValueError(f"the model has no place for {_listed(inside)} of the checkpoint")
     if unexpected:
@@ -200,13 +200,14 @@ def _renames(model: AnyModel, checkpoint: Checkpoint) -> dict[str, str]:
     """The family's renames; of tied matrices a checkpoint may store the head's name alone."""
     if not isinstance(model, CausalLM) or not model.lm_head.tied:
         return model.renames
-    names = {_renamed(name, model.renames) for name in checkpoint.shapes()}
+    names = {renamed(name, model.renames) for name in checkpoint.shapes()}
     if "model.embed_tokens.weight" in names:
         return model.renames
     return model.renames | {"lm_head.": "model.embed_tokens."}
 
 
-def _renamed(name: str, renames: dict[str, str]) -> str:
+def renamed(name: str, renames: dict[str, str]) -> str:
+    """The model's own name of what a checkpoint or an adapter calls ``name``."""
     renames = renames | _CACHE_SCALES
     for part, replacement in renames.items():
         if part.startswith("."):
