@@ -138,6 +138,41 @@ def test_only_named_origins_may_call_from_a_browser() -> None:
         assert (response.headers.get("access-control-allow-origin") == origin) == allowed
 
 
+@pytest.mark.parametrize(
+    ("site", "origin", "status"),
+    [
+        ("cross-site", "http://evil.example", 403),
+        ("same-site", "http://127.0.0.1:3001", 403),
+        ("cross-site", "null", 403),
+        ("cross-site", "http://localhost:3000", 200),
+        ("same-origin", "http://server", 200),
+        ("none", None, 200),
+        (None, None, 200),
+    ],
+)
+def test_without_keys_pages_of_other_sites_may_not_ask(
+    site: str | None, origin: str | None, status: int
+) -> None:
+    named = {"Sec-Fetch-Site": site, "Origin": origin, "Content-Type": "text/plain"}
+    headers = {name: value for name, value in named.items() if value is not None}
+    body = {"content": b'{"prompt": "x"}', "headers": headers}
+    open_to = {"allowed_origins": ["http://localhost:3000"]}
+    response = call(app_of(FakeStack(), **open_to), "POST", "/v1/completions", **body)
+    assert response.status_code == status
+    if status == 403:
+        assert "--allowed-origins" in response.json()["error"]["message"]
+    stack = FakeStack()
+    admin = app_of(stack, enable_admin=True, **open_to)
+    assert call(admin, "POST", "/reset_prefix_cache", headers=headers).status_code == status
+    assert stack.resets == (status == 200)
+    assert call(admin, "GET", "/v1/models", headers=headers).status_code == 200  # it cannot read it
+    keyed = app_of(FakeStack(), api_key=[KEY], **open_to)
+    body["headers"] = headers | {"Authorization": f"Bearer {KEY}"}
+    assert call(keyed, "POST", "/v1/completions", **body).status_code == 200
+    anybody = app_of(FakeStack(), allowed_origins=["*"])
+    assert call(anybody, "POST", "/v1/completions", **body).status_code == 200
+
+
 def test_comparing_keys_takes_the_same_time_for_near_and_far_misses() -> None:
     keys = ApiKeys(["k" * 64] * 8)
 

@@ -17,6 +17,8 @@ from xllm.frontend.protocol.errors import RequestError
 # are the same for everybody and ask for the key themselves. Everything else is denied.
 PROBE_PATHS = frozenset({"/health", "/ready", "/ping"})
 PUBLIC_PATHS = PROBE_PATHS | {"/", "/dashboard", "/web/{name:path}"}
+# Sec-Fetch-Site of what a browser sends for a page that is not ours.
+_OTHER_SITES = frozenset({"cross-site", "same-site"})
 # Longest pause between two pieces of a request's body.
 BODY_TIMEOUT_SECONDS = 30.0
 
@@ -26,6 +28,10 @@ class ApiKeys:
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def __bool__(self) -> bool:
+        """Whether a key is needed at all."""
+        return bool(self._digests)
 
     def accepts(self, authorization: str | None) -> bool:
         """Whether an ``Authorization`` header opens the door; always, when no key is set."""
@@ -45,16 +51,35 @@ async def require_key(request: Request) -> None:
     It awaits nothing, but FastAPI would run a plain function on a thread, two turns away.
 
     Raises:
-        RequestError: 401.
+        RequestError: 401; 403 where no key keeps out the pages that somebody's browser visits.
     """
     if request.scope["route"].path in PUBLIC_PATHS:
         return
+    if not request.app.state.api_keys and _from_other_site(request):
+        raise RequestError(
+            403,
+            "pages of other sites may not use this server: name their origin in "
+            "--allowed-origins or set --api-key",
+        )
     authorization = request.headers.get("authorization")
     key = request.headers.get("x-api-key")  # how Anthropic's clients send it
     if authorization is None and key is not None:
         authorization = f"Bearer {key}"
     if not request.app.state.api_keys.accepts(authorization):
         raise RequestError(401, "a valid API key is needed: Authorization: Bearer KEY")
+
+
+def _from_other_site(request: Request) -> bool:
+    """Whether a browser sends this for a page that nobody has allowed to.
+
+    Browsers ask beforehand (CORS) only where a request is not such as a form could send; a text
+    that happens to be JSON is, and would be obeyed though the page may not read the answer.
+    """
+    headers = request.headers
+    if request.method in ("GET", "HEAD") or headers.get("sec-fetch-site") not in _OTHER_SITES:
+        return False
+    allowed = request.app.state.config.allowed_origins
+    return "*" not in allowed and headers.get("origin") not in allowed
 
 
 async def read_body(
