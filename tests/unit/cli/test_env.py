@@ -27,7 +27,9 @@ def test_an_empty_key_is_no_key(monkeypatch):
     assert env.api_key() is None
     monkeypatch.setenv("XLLM_API_KEY", "")
     assert env.api_key() is None
-    monkeypatch.setenv("XLLM_API_KEY", "secret")
+    monkeypatch.setenv("XLLM_API_KEY", " \n")
+    assert env.api_key() is None
+    monkeypatch.setenv("XLLM_API_KEY", "secret\n")
     assert env.api_key() == "secret"
 
 

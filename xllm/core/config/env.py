@@ -22,8 +22,9 @@ def cache_dir() -> Path:
 
 def api_key() -> str | None:
     """``$XLLM_API_KEY``: the key that ``xllm serve`` asks for and that the clients send, where no
-    flag gives one. A secret on a command line is visible to every user of the machine."""
-    return os.environ.get("XLLM_API_KEY") or None
+    flag gives one. A secret on a command line is visible to every user of the machine. Blanks
+    around it, such as the line end of a mounted file, are none of it."""
+    return os.environ.get("XLLM_API_KEY", "").strip() or None
 
 
 def child_environment(**overrides: str) -> dict[str, str]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from xllm.core.config.option import check_bounds, option
+
+# What every client puts into a header as it is.
+_KEY = re.compile(r"[!-~]+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,3 +59,5 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        if not all(map(_KEY.fullmatch, self.api_key)):  # a secret, so it is not shown
+            raise ValueError("--api-key must be printable ASCII without blanks, and not empty")
