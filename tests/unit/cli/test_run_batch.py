@@ -1,5 +1,6 @@
 import asyncio
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -92,7 +93,12 @@ def test_each_answer_carries_the_id_of_its_request(batch):
         (request("bad", url="/v1/nothing"), 404, "/v1/nothing"),
         (request("bad", url="v1/completions"), 400, "url"),
         ({**request("bad"), "method": "GET"}, 400, "method"),
+        (request("bad", url="/v1/\x00completions"), 400, "url"),
+        (request("bad", url="//[/v1/completions"), 400, "url"),
         (request("bad", stream=True), 400, "stream"),
+        (request("bad", background=True), 400, "background"),
+        (request("bad", temperature=math.nan), 400, "JSON"),
+        (request("bad", prompt="\ud800"), 400, "JSON"),
         (request("bad", max_tokens="many"), 400, "max_tokens"),
     ],
 )
@@ -105,11 +111,30 @@ def test_a_refused_request_is_an_answer_and_spoils_no_other(batch, bad, status, 
     assert good["response"]["status_code"] == 200
 
 
+def test_a_body_that_is_too_deep_to_send_spoils_no_other(batch):
+    for depth in range(900, 1000, 3):
+        deep = json.dumps(request("bad", x="HERE")).replace('"HERE"', "[" * depth + "]" * depth)
+        code, answers = batch(deep, request("good"), flags=["--overwrite"])
+        if code == 2:  # too deep to read
+            break
+        statuses = {each["custom_id"]: each["response"]["status_code"] for each in answers}
+        assert statuses["good"] == 200 and statuses["bad"] in (200, 400)
+
+
+def test_a_line_ends_where_json_lines_end_and_nowhere_else(batch):
+    text = "one\u2028two\u0085three"
+    lines = [json.dumps(request(name, user=text), ensure_ascii=False) for name in ("a", "b")]
+    lines[0] = "\ufeff" + lines[0] + "\r"
+    code, answers = batch(*lines)
+    assert code == 0 and len(answers) == 2
+
+
 @pytest.mark.parametrize(
     "line",
     [
         *("nonsense", "[]", '{"custom_id": "b", "url": "/v1/completions"}'),
         *(request("a"), request(7), {**request("b"), "url": 1}),
+        *("[" * 100_000,),
     ],
 )
 def test_a_bad_line_ends_before_the_model_loads_naming_it(batch, line, capsys):

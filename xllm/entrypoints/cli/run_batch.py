@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -18,7 +19,8 @@ from xllm.core.config.flags import add_flags, config_from
 if TYPE_CHECKING:
     from httpx import AsyncClient
 
-_TOPICS = ("model", "cache", "scheduler", "execution", "observability")
+_TOPICS = ("model", "lora", "cache", "scheduler", "execution", "observability")
+_ROUTE = re.compile(r"(/[\w.-]+)+", re.ASCII)
 _BUSY_SECONDS = 0.5  # before a request that found no room is sent again
 
 
@@ -78,19 +80,20 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         ValueError: the file or a line cannot be used; the message names it.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ValueError(f"--input-file {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError(f"--input-file {path}: not UTF-8 text") from None
     found: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not splitlines: a text in JSON may hold U+2028 and others that it would take for an end.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         where = f"--input-file {path}:{number}"
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{where}: not JSON: {error}") from None
         for key in ("custom_id", "url", "body"):
             if not isinstance(record, dict) or key not in record:
@@ -235,14 +238,23 @@ async def _answer(
     refusal = None
     if line.get("method", "POST") != "POST":
         refusal = RequestError.bad_field("method", "must be POST in a batch")
-    elif not line["url"].startswith("/"):
+    elif not _ROUTE.fullmatch(line["url"]):
         refusal = RequestError.bad_field("url", "must be a route, such as /v1/chat/completions")
-    elif isinstance(line["body"], dict) and line["body"].get("stream"):
-        refusal = RequestError.bad_field("stream", "is not possible in a batch")
+    elif isinstance(line["body"], dict):
+        for field in ("stream", "background"):
+            if line["body"].get(field):
+                refusal = RequestError.bad_field(field, "is not possible in a batch")
+    content = b""
+    try:
+        # What Python took for JSON (NaN, half a surrogate pair) is for the server to refuse.
+        content = json.dumps(line["body"]).encode()
+    except RecursionError:
+        refusal = RequestError.bad_field("body", "is nested too deeply")
     if refusal is not None:
         return refusal.status, msgspec.to_builtins(refusal.body())
+    headers = {"Content-Type": "application/json"}
     while True:
-        response = await client.post(line["url"], json=line["body"])
+        response = await client.post(line["url"], content=content, headers=headers)
         # The engine's queue is full, or the compilers of grammars have too much to do.
         busy = response.status_code == 429 or (response.status_code == 503 and engine_lives())
         if not busy:
