@@ -121,6 +121,7 @@ def refusal(call, *args, **fields):
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 1 << 40}, "best_of"),
         ({"response_format": {"type": "yamlish"}}, "response_format"),
         ({"response_format": {}}, "response_format"),
         ({"response_format": "json"}, "response_format"),

@@ -155,6 +155,7 @@ class RequestFactory:
         self.check_generates()
         try:
             check_served(body, unserved.COMPLETION)
+            self.limits.check_best_of(body.best_of)
             params = completion_params(body, self.defaults)
             keep = num_kept(body.truncate_prompt_tokens, params.max_tokens, self.limits)
             return [

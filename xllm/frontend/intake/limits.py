@@ -160,6 +160,14 @@ class Limits:
         """
         _at_most("top_logprobs", value or 0, self.max_logprobs)
 
+    def check_best_of(self, value: int | None) -> None:
+        """Check how many answers are made to choose from.
+
+        Raises:
+            ValueError: it is above the server's maximum of ``n``.
+        """
+        _at_most("best_of", value or 0, self.max_n)
+
     def check_priority(self, priority: int) -> None:
         """Check that a priority fits its column.
 
