@@ -267,6 +267,17 @@ def test_rows_with_equal_leading_blocks_are_found_most_rewarding_first():
     assert _shared(blocks, [0, 3]) is None
 
 
+def test_too_few_rows_with_a_long_prefix_do_not_hide_what_they_share_with_others():
+    blocks = manager(num_blocks=64)
+    keys = blocks.keys(PrefixIdentity())
+    assert start(blocks, 0, 32, keys=keys)
+    retire(blocks, 0, 32)
+    for row, max_tokens in ((1, 28), (2, 8), (3, 8)):
+        found = blocks.match(blocks.keys(PrefixIdentity()), TOKENS, max_tokens)
+        assert start(blocks, row, 32, found, keys=blocks.keys(PrefixIdentity()))
+    assert _shared(blocks, [0, 1, 2, 3], min_rows=3) == [([0, 1, 2, 3], 8)]
+
+
 def test_windows_alone_share_no_prefix():
     blocks = manager(num_blocks=16, windows=(8,))
     assert start(blocks, 0, 8)
