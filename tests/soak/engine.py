@@ -4,9 +4,9 @@
 
 Random engines (full and sliding-window caches, both loops, both policies, tight caches, small
 steps) get random requests: drawn and greedy, penalized, constrained, scored, with adapters, with
-several choices. They are aborted, preempted, and some of their steps raise. After every step all
-invariants are checked, and every answer is compared with that of an engine that had nothing else to
-do. Prints the number of steps, and on a failure the seed that repeats it.
+several choices. They are aborted, preempted, some of their steps raise, and adapters come and go.
+After every step all invariants are checked, and every answer is compared with that of an engine
+that had nothing else to do. Prints the number of steps, and on a failure the seed that repeats it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 
 from tests.contract.equivalence.test_adapters import write_adapter
 from tests.contract.equivalence.test_grammars import GRAMMARS, new_cache
+from tests.contract.equivalence.test_thoughts import OUTPUTS
 from tests.contract.equivalence.tiny_engine import (
     CONFIGS,
     EOS,
@@ -41,6 +42,7 @@ from xllm.core.request.request import Request
 from xllm.core.request.sampling import SamplingParams
 
 NUM_ADAPTERS = 2
+FORMS = [*GRAMMARS.values(), *OUTPUTS.values()]
 _TOLERANCE = 2e-3  # of logprobs: sums of float32 in another order
 
 
@@ -61,7 +63,8 @@ class Model:
         alone = TinyEngine(
             files, prefix_caching=False, grammars=new_cache(), max_loras=NUM_ADAPTERS
         )
-        load_adapters(alone, adapters)
+        for path in adapters:  # numbers 1, 2, ...
+            assert alone.loop.load_adapter(path.name, str(path)).error is None
         return cls(files, adapters, alone)
 
     def expect(self, request: Request, choice: int) -> tuple[Answer, list[float]]:
@@ -87,11 +90,6 @@ class Model:
             ]
             self.known[key] = (client.answers[0, 0], scores)
         return self.known[key]
-
-
-def load_adapters(engine: TinyEngine, folders: list[Path]) -> None:
-    for folder in folders:
-        assert engine.loop.load_adapter(folder.name, str(folder)).error is None
 
 
 class _Raises:
@@ -134,7 +132,9 @@ class RandomLife:
         self.engine = TinyEngine(
             self._model.files, grammars=new_cache(), max_loras=NUM_ADAPTERS, **self.options
         )
-        load_adapters(self.engine, self._model.adapters)
+        self._numbers = {0: 0}  # of every adapter that was ever loaded: that of the lone engine
+        self._loaded = [0] * NUM_ADAPTERS  # their numbers now; 0: not loaded
+        self._reload_adapters()
         self._raise_in = {draw.randrange(5, 150) for _ in range(draw.choice([0, 0, 3]))}
         self._execute = self.engine.worker.execute
         self.engine.worker.execute = self._execute_or_raise  # type: ignore[method-assign]
@@ -146,6 +146,14 @@ class RandomLife:
 
     def _tokens(self, count: int) -> list[int]:
         return [self._random.randrange(EOS) for _ in range(count)]
+
+    def _reload_adapters(self) -> None:
+        """Load what is not loaded, as far as there is room."""
+        for index, path in enumerate(self._model.adapters):
+            if not self._loaded[index]:
+                number = self.engine.loop.load_adapter(path.name, str(path)).adapter
+                self._loaded[index] = number
+                self._numbers.setdefault(number, index + 1)
 
     def _execute_or_raise(self, plan: StepPlan) -> Any:
         if plan.step_id not in self._raise_in:
@@ -170,7 +178,7 @@ class RandomLife:
             prompt = stem[: draw.randrange(len(stem) + 1)]
         prompt = (prompt + self._tokens(draw.randrange(6)))[: MAX_LEN - 1] or [1]
         max_tokens = min(draw.choice([0, 1, 8, 24, 40]), MAX_LEN - len(prompt))
-        grammar = draw.choice([None, None, None, *GRAMMARS.values()]) if max_tokens else None
+        grammar = draw.choice(FORMS) if max_tokens and draw.random() < 0.5 else None
         penalized = draw.random() < 0.3
         params = SamplingParams(
             n=draw.choice([1, 1, 1, 2, 3]),
@@ -198,7 +206,7 @@ class RandomLife:
             seed=draw.randrange(20),
             priority=draw.randrange(3),
             cache_salt=draw.choice([None, None, "a"]),
-            adapter=draw.choice([0, 0, 1, 2]),
+            adapter=draw.choice([0, 0, *self._loaded]),
             structured_output=grammar,
         )
         self.requests[handle] = request
@@ -220,7 +228,13 @@ class RandomLife:
             self.engine.loop.abort(request.handle, choice)
         elif kind < 0.19:
             self.engine.scheduler.reset_prefix_cache()
-        elif kind < 0.22 and self.requests:
+        elif kind < 0.2:
+            index = draw.randrange(NUM_ADAPTERS)
+            self.engine.loop.unload_adapter(self._loaded[index])
+            self._loaded[index] = 0
+        elif kind < 0.22:
+            self._reload_adapters()
+        elif kind < 0.25 and self.requests:
             request = draw.choice([*self.requests.values()])
             preempt(self.engine.scheduler, request.handle, draw.randrange(request.params.n))
 
@@ -247,7 +261,8 @@ class RandomLife:
             assert not answer.tokens
             return
         assert answer.finish is not FinishReason.NONE, "a sequence has no end"
-        expected, scores = self._model.expect(request, choice)
+        alone = msgspec.structs.replace(request, adapter=self._numbers[request.adapter])
+        expected, scores = self._model.expect(alone, choice)
         count = len(answer.tokens)
         assert answer.tokens == expected.tokens[:count], (request, answer, expected)
         if request.params.logprobs is not None:
