@@ -118,6 +118,16 @@ def test_a_template_that_trusts_a_shape_fails_as_a_user_error():
         ChatTemplate("{{ 'a' + messages[0].content }}").render([{"role": "u", "content": None}])
 
 
+def test_what_nests_too_deeply_for_a_template_is_a_user_error():
+    source = "{% macro walk(x) %}{{ walk(x['items']) if x['items'] is mapping }}{% endmacro %}"
+    template = ChatTemplate(source + "{{ walk(tools[0]) if tools }}")
+    schema = {}
+    for _ in range(1000):
+        schema = {"items": schema}
+    with pytest.raises(ValueError, match="tools nest too deeply for the chat template"):
+        template.render([USER], tools=[schema])
+
+
 def test_rendering_stops_at_the_length_limit():
     evil = "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}"
     template = ChatTemplate("{% if messages[0].role == 'evil' %}" + evil + "{% endif %}")

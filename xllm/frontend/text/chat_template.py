@@ -139,6 +139,8 @@ class ChatTemplate:
                     raise ValueError(f"messages took more than {RENDER_SECONDS:g} s to render")
         except TemplateError as error:
             raise ValueError(f"messages cannot be rendered: {error.message}") from None
+        except RecursionError:
+            raise ValueError("messages or tools nest too deeply for the chat template") from None
         except (TypeError, KeyError, AttributeError, IndexError, ArithmeticError) as error:
             # The template trusted a shape that this conversation does not have.
             raise ValueError(f"messages do not suit the chat template: {error!r}") from None
