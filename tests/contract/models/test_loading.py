@@ -299,7 +299,7 @@ class TestFp8:
         assert torch.equal((quantized.float() * scale[:, None])[:2], weight[:2])
         assert quantized[2].tolist() == [448.0, 0.0]
 
-    @pytest.mark.parametrize("form", ["{1}", "{0}_proj.{1}"])
+    @pytest.mark.parametrize("form", ["{1}", "{0}_proj.{1}", "{0}_proj.output_scale"])
     def test_cache_scales_of_the_checkpoint_are_used(self, reference, tmp_path, form):
         """Keys and values that 8 bits cannot hold without them."""
 

@@ -28,8 +28,13 @@ _LEFT_OVER = ("rotary_emb.inv_freq", ".q_scale")
 
 AnyModel = CausalLM | PoolingModel
 
-# Scales of an 8-bit KV cache are stored beside the attention's projections or inside them.
-_CACHE_SCALES = {".k_proj.k_scale": ".k_scale", ".v_proj.v_scale": ".v_scale"}
+# Scales of an 8-bit KV cache are stored beside the attention's projections or inside them, there
+# by compressed-tensors as those of their outputs.
+_CACHE_SCALES = {
+    f".{part}_proj.{name}": f".{part}_scale"
+    for part in "kv"
+    for name in (f"{part}_scale", "output_scale")
+}
 _LISTED = 5  # names that an error message spells out
 
 
