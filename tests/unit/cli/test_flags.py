@@ -67,17 +67,18 @@ def test_defaults_of_a_command_lose_against_the_file(tmp_path):
 def test_yaml_says_the_same_as_json(tmp_path):
     pytest.importorskip("yaml")
     path = tmp_path / "config.yaml"
-    path.write_text("model: here\nenable-prefix-caching: false\nallowed-origins: [a, b]\n")
+    path.write_text("model: here\nenable-prefix-caching: false\napi-key: [a, b]\n")
     config = parse("--config", str(path))
     assert config.model.model == "here"
     assert not config.cache.enable_prefix_caching
-    assert config.server.allowed_origins == ["a", "b"]
+    assert config.server.api_key == ["a", "b"]
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
         ('{"no_such": 1}', "no_such"),
+        pytest.param("[" * 5000, "not JSON", id="deep"),
         ('{"max_num_seqs": "8"}', "max_num_seqs"),
         ('{"max_num_seqs": true}', "max_num_seqs"),
         ('{"enable_prefix_caching": 1}', "enable_prefix_caching"),

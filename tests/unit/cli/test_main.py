@@ -71,6 +71,8 @@ def test_version_is_printed_alone(capsys):
         (["--max-num-seq", "8"], "--max-num-seq"),
         (["--dtype", "int3"], "--dtype"),
         (["--allowed-origins", "[1"], "--allowed-origins"),
+        (["--allowed-origins", "localhost:3000"], "--allowed-origins"),
+        (["--allowed-origins", '["*", "http://localhost:3000/"]'], "--allowed-origins"),
         (["--api-key", ""], "--api-key"),
         (["--api-key", "good", "--api-key", "two words"], "--api-key"),
         (["--api-key", "schlüssel"], "--api-key"),

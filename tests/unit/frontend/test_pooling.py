@@ -270,6 +270,7 @@ def test_embeddings_are_scored_by_their_cosine_and_repeated_texts_run_once(token
     stack = Stack(tokenizer, EMBED)
     error = refusal(stack, "score", text_1=["cat", "dog"], text_2=["cat"] * 3)
     assert error.param == "text_1" and "as many as text_2 (3), got 2" in error.message
+    assert refusal(stack, "score", text_1="cat", text_2=[]).param == "text_2"
 
 
 def _ranker(tokenizer) -> Stack:

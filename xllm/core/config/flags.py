@@ -139,7 +139,7 @@ def _parse(path: Path, text: str) -> Any:
     if path.suffix == ".json":
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"--config {path}: not JSON: {error}") from None
     try:
         import yaml
@@ -149,7 +149,7 @@ def _parse(path: Path, text: str) -> Any:
         ) from None
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"--config {path}: not YAML: {' '.join(str(error).split())}") from None
 
 

@@ -9,6 +9,8 @@ from xllm.core.config.option import check_bounds, option
 
 # What every client puts into a header as it is.
 _KEY = re.compile(r"[!-~]+")
+# What browsers call an origin: no path and no slash at its end.
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,5 +61,11 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    "--allowed-origins must hold * or origins such as http://localhost:3000, "
+                    f"got {origin!r}"
+                )
         if not all(map(_KEY.fullmatch, self.api_key)):  # a secret, so it is not shown
             raise ValueError("--api-key must be printable ASCII without blanks, and not empty")

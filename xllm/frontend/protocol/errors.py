@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-_FIELD = re.compile(r"[a-z_]+(?=[ .:\[])")
+_FIELD = re.compile(r"[a-z_][a-z0-9_]*(?=[ .:\[])")
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
