@@ -30,6 +30,7 @@ class _OpenRequest:
     unstarted: set[int]
     part_of: int = 0  # handle of the request that is counted in its place
     num_tokens: int = 0
+    has_started: bool = False
     has_tokens: bool = False
     times: RequestTimes | None = None  # kept only where somebody wants them
     severity: int = 0  # index into FINISH_REASONS of the worst choice so far
@@ -158,12 +159,12 @@ class RequestObserver:
         request = self._open.get(handle)
         if request is None or choice not in request.unstarted:
             return
-        first = len(request.unstarted) == len(request.open_choices)
         request.unstarted.remove(choice)
         if request.part_of:
             self._started(request.part_of, 0, queue_seconds)
             return
-        if first:
+        if not request.has_started:
+            request.has_started = True
             self._metrics.prompt_tokens.add(request.prompt_len)
         if request.times is not None and not request.times.scheduled:
             request.times.scheduled = request.arrival + queue_seconds

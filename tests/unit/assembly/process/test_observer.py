@@ -104,6 +104,17 @@ def test_a_request_of_several_choices_ends_once_with_its_worst_reason(
     observer.check()
 
 
+def test_a_prompt_is_counted_once_though_one_choice_ends_before_the_other_starts(
+    metrics: ServerMetrics, observer: RequestObserver
+) -> None:
+    observer.submitted([request(1, n=2)])
+    for choice in range(2):
+        observer.delivered(batch(started=[Started(1, choice, 0, 0.25)]))
+        observer.delivered(batch((1, choice, 1, LENGTH)))
+    observer.check()
+    assert metrics.prompt_tokens.values[""] == metrics.request_prompt.sum == 3
+
+
 def test_a_request_answered_in_parts_is_counted_as_one(
     metrics: ServerMetrics, observer: RequestObserver
 ) -> None:
