@@ -27,7 +27,6 @@ class _OpenRequest:
     arrival: float
     prompt_len: int
     open_choices: set[int]
-    unstarted: set[int]
     part_of: int = 0  # handle of the request that is counted in its place
     num_tokens: int = 0
     has_started: bool = False
@@ -83,7 +82,6 @@ class RequestObserver:
                 request.arrival_time or now,
                 len(request.prompt_token_ids),
                 choices,
-                set(choices),
                 request.part_of,
             )
             if self._on_end is not None and not request.part_of:
@@ -95,7 +93,7 @@ class RequestObserver:
     def delivered(self, batch: OutputBatch) -> None:
         """One step's outputs have arrived."""
         for started in batch.started:
-            self._started(started.handle, started.choice, started.queue_seconds)
+            self._started(started.handle, started.queue_seconds)
         if len(batch.token_ids):
             self._observe_tokens(batch)
         if batch.pooled is not None:
@@ -118,7 +116,6 @@ class RequestObserver:
             slot = self._slots.pop(handle << _CHOICE_BITS | each)
             request.num_tokens += int(self._num_tokens[slot])
             self._free.append(slot)
-        request.unstarted -= ending
         request.open_choices -= ending
         request.severity = max(request.severity, FINISH_REASONS.index(reason))
         if not request.open_choices:
@@ -152,23 +149,21 @@ class RequestObserver:
         """Assert that the ledgers agree."""
         choices = sum(len(r.open_choices) for r in self._open.values())
         assert choices == len(self._slots)
-        assert all(r.unstarted <= r.open_choices for r in self._open.values())
         assert len(self._slots) + len(self._free) == len(self._num_tokens)
 
-    def _started(self, handle: int, choice: int, queue_seconds: float) -> None:
+    def _started(self, handle: int, queue_seconds: float) -> None:
+        """A sequence has its turn: what counts is the first of a request."""
         request = self._open.get(handle)
-        if request is None or choice not in request.unstarted:
+        if request is None or request.has_started:
             return
-        request.unstarted.remove(choice)
+        request.has_started = True
         if request.part_of:
-            self._started(request.part_of, 0, queue_seconds)
+            self._started(request.part_of, queue_seconds)
             return
-        if not request.has_started:
-            request.has_started = True
-            self._metrics.prompt_tokens.add(request.prompt_len)
-        if request.times is not None and not request.times.scheduled:
-            request.times.scheduled = request.arrival + queue_seconds
+        self._metrics.prompt_tokens.add(request.prompt_len)
         self._metrics.queue.observe([queue_seconds])
+        if request.times is not None:
+            request.times.scheduled = request.arrival + queue_seconds
 
     def _observe_tokens(self, batch: OutputBatch) -> None:
         self._metrics.generation_tokens.add(len(batch.token_ids))

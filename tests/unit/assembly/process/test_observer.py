@@ -113,6 +113,7 @@ def test_a_prompt_is_counted_once_though_one_choice_ends_before_the_other_starts
         observer.delivered(batch((1, choice, 1, LENGTH)))
     observer.check()
     assert metrics.prompt_tokens.values[""] == metrics.request_prompt.sum == 3
+    assert metrics.queue.counts.sum() == 1
 
 
 def test_a_request_answered_in_parts_is_counted_as_one(
