@@ -84,24 +84,25 @@ class GroupBlocks:
             keys: of every row.
             token_ids: (num_rows, max_model_len) token table.
         """
-        size = self.block_size
+        size, ids = self.block_size, self.table.ids
+        starts = self._num_published[rows]
+        ends = np.minimum(num_computed, limits) // size
+        self._num_published[rows] = ends
+        next_at = (ends + 1) * size
+        next_at[next_at > limits] = NEVER
+        self.publish_at[rows] = next_at
+        many = ends - starts > 1
+        if np.count_nonzero(many):  # prompts
+            spans = (rows[many].tolist(), starts[many].tolist(), ends[many].tolist())
+            for row, start, end in zip(*spans, strict=True):
+                chain = keys[row].upto(end, size, token_ids[row])
+                self.cache.insert(chain[start + 1 : end + 1], ids[row, start:end].tolist())
+            rows, starts = rows[~many], starts[~many]
         flat, width = token_ids.reshape(-1), token_ids.shape[1]
-        while True:
-            index = self._num_published[rows]
-            places = np.add.outer(rows * width + index * size, self._offsets)
-            raw = flat[places].astype(TOKEN_DTYPE, copy=False).tobytes()
-            sequences = [keys[row] for row in rows.tolist()]
-            learned = keys_at(sequences, index.tolist(), size, raw)
-            self.cache.insert(learned, self.table.ids[rows, index].tolist())
-            index += 1
-            self._num_published[rows] = index
-            next_at = (index + 1) * size
-            next_at[next_at > limits] = NEVER
-            self.publish_at[rows] = next_at
-            more = num_computed >= next_at
-            if not np.count_nonzero(more):
-                return
-            rows, num_computed, limits = rows[more], num_computed[more], limits[more]
+        places = np.add.outer(rows * width + starts * size, self._offsets)
+        raw = flat[places].astype(TOKEN_DTYPE, copy=False).tobytes()
+        learned = keys_at([keys[row] for row in rows.tolist()], starts.tolist(), size, raw)
+        self.cache.insert(learned, ids[rows, starts].tolist())
 
     def release_outside_window(self, row: int, num_computed: int) -> None:
         """Release the blocks that no token from ``num_computed`` on can see."""
