@@ -37,6 +37,8 @@ def test_the_template_for_tools_has_needs_of_its_own():
     parts = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
     template = ChatTemplate(CHATML, tool_source=parts, bos_token="<s>")
     assert (template.needs.content_parts, template.with_tools.needs.content_parts) == (False, True)
+    listed = "{% for t in tools %}{{ t.function.name }}{% endfor %}" + parts
+    assert ChatTemplate(listed).needs.content_parts  # it fails without tools
     plain = ChatTemplate(CHATML)
     assert plain.with_tools is plain
     with pytest.raises(ValueError, match="chat template is not valid"):

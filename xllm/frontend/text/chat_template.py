@@ -30,6 +30,14 @@ RESERVED_NAMES = frozenset(
 RENDER_SECONDS = 5.0
 _ENVIRONMENT = make_environment()
 _PROBE = "xllm-probe-7f3a"
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
 Message = dict[str, Any]
 
 
@@ -155,11 +163,13 @@ class ChatTemplate:
         )
 
     def _shows(self, expected: str, messages: list[Message]) -> bool:
+        return any(expected in self._try(messages, tools) for tools in (None, [_PROBE_TOOL]))
+
+    def _try(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
         try:
-            text = self.render(messages)
+            return self.render(messages, tools=tools)
         except ValueError:
-            return False
-        return expected in text
+            return ""
 
 
 def _with_mark(message: Message, mark: str) -> Message:
