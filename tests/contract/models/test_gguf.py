@@ -176,6 +176,7 @@ def test_sliding_layers_may_be_listed(tmp_path):
     ("metadata", "message"),
     [
         ({"split.count": 3}, "is one of 3 parts of a split GGUF file"),
+        ({"llama.pooling_type": 1}, r"llama.pooling_type must be 3 \(the last token\), got 1"),
         ({"llama.attention.value_length": 16}, r"value_length must be key_length \(12\), got 16"),
         ({"llama.attention.head_count_kv": [2, 1, 2]}, "head_count_kv must be a positive integer"),
         (
@@ -223,6 +224,15 @@ def test_metadata_becomes_the_config(tmp_path):
     assert (files.chat_template, files.tool_template) == ("D", "T")
     assert files.vocab_size == 100
     assert files.gguf_file == files.weights[0]
+
+
+def test_a_file_that_pools_is_served_for_embeddings(tmp_path):
+    reference = tiny_checkpoint(CASES["qwen3"], tmp_path / "reference")
+    write_gguf(tmp_path / "model.gguf", "qwen3", reference)
+    assert resolve(tmp_path / "model.gguf").pooling is None
+    write_gguf(tmp_path / "model.gguf", "qwen3", reference, metadata={"qwen3.pooling_type": 3})
+    found = resolve(tmp_path / "model.gguf").pooling
+    assert (found.task, found.method, found.normalize) == ("embed", "last", True)
 
 
 def test_unsupported_architecture_lists_the_known(tmp_path):

@@ -31,6 +31,7 @@ _SCALING = {
 _UNREAD_SCALING = {"yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}
 _CONTROL, _USER_DEFINED = 3, 4  # token types
 _F32 = 0
+_POOLS_LAST = 3
 _GEMMA3_27B_LAYERS = 62
 
 
@@ -77,6 +78,13 @@ def config_from_header(header: GgufHeader, path: str | os.PathLike[str]) -> dict
         "eos_token_id": end_token_ids(header.metadata),
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
     }
+    if pooling := fields.get("pooling_type", 0):
+        if pooling != _POOLS_LAST:
+            raise ValueError(
+                f"GGUF metadata {architecture}.pooling_type must be {_POOLS_LAST} (the last "
+                f"token), got {pooling}"
+            )
+        config["architectures"] = ["Model"]  # without a head: for embeddings
     window = fields.get("attention.sliding_window", 0)
     if architecture == "gemma3":
         config |= _gemma3(fields, config, window)
