@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import math
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +169,16 @@ def test_an_adapter_that_does_not_fit_is_refused_and_changes_nothing(case: Case,
     assert "alora_invocation" in refusal("alora", weights, alora_invocation_tokens=[1, 2])
     pissa = refusal("pissa", weights, init_lora_weights="pissa_niter_4")
     assert "init_lora_weights 'pissa_niter_4' changes the model's own weights" in pissa
-    assert "lora_alpha must be a number" in refusal("alpha", weights, lora_alpha=None)
+    for alpha in (None, True, math.nan, 1e999, 10**400):
+        found = refusal(f"alpha-{str(alpha)[:4]}", weights, lora_alpha=alpha)
+        assert "lora_alpha must be a number" in found
+    nan = {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b / 0}
+    assert "not finite" in refusal("nan", nan)
+    none = {f"{name}.lora_A.weight": a[:0].clone(), f"{name}.lora_B.weight": b[:, :0].clone()}
+    assert "rank 0" in refusal("none", none)
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "adapter_config.json")
+    assert "is no file" in engine.loop.load_adapter("pipe", str(tmp_path / "pipe")).error
     a, b = torch.zeros(9, 48), torch.zeros(64, 9)
     assert "at most 8" in refusal("rank", {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b})
     assert "cannot be read" in engine.loop.load_adapter("no", str(tmp_path / "no")).error

@@ -1,6 +1,8 @@
 """Requests made to cost much or to leave something behind."""
 
 import asyncio
+import gc
+import logging
 import threading
 import time
 
@@ -57,28 +59,46 @@ class _SlowEngine:
     def __init__(self) -> None:
         self.loaded = asyncio.Event()
 
+    error: RequestError | None = None
+
     async def load_adapter(self, name: str, folder: str) -> int:
         await self.loaded.wait()
+        if self.error is not None:
+            raise self.error
         return 7
 
     def unload_adapter(self, adapter: int) -> None:
         raise AssertionError(adapter)
 
 
-def test_an_adapter_whose_client_went_away_is_served_all_the_same() -> None:
-    async def scenario() -> None:
-        engine, served = _SlowEngine(), ServedModels("base")
-        body = LoadAdapterRequest(lora_name="a", lora_path="/a")
-        loading = asyncio.create_task(AdapterService(engine, served).load(body))
+async def _load_and_leave(engine: _SlowEngine, served: ServedModels) -> None:
+    body = LoadAdapterRequest(lora_name="a", lora_path="/a")
+    loading = asyncio.create_task(AdapterService(engine, served).load(body))
+    for _ in range(2):
         await asyncio.sleep(0)
-        loading.cancel()
-        await asyncio.gather(loading, return_exceptions=True)
-        engine.loaded.set()
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert served.adapter("a") == 7
+    loading.cancel()
+    await asyncio.gather(loading, return_exceptions=True)
+    engine.loaded.set()
+    for _ in range(3):
+        await asyncio.sleep(0)
 
-    asyncio.run(scenario())
+
+def test_an_adapter_whose_client_went_away_is_served_all_the_same() -> None:
+    served = ServedModels("base")
+    asyncio.run(_load_and_leave(_SlowEngine(), served))
+    assert served.adapter("a") == 7
+
+
+def test_an_adapter_that_fails_after_its_client_went_away_is_one_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("xllm"), "propagate", True)
+    engine = _SlowEngine()
+    engine.error = RequestError(400, "lora_path: no such folder")
+    asyncio.run(_load_and_leave(engine, ServedModels("base")))
+    gc.collect()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "no such folder" in record.getMessage()
 
 
 MANY = 1 << 20

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from xllm.core.observability.logging import get_logger
 from xllm.frontend.intake.served import Adapter, ServedModels
 from xllm.frontend.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
+
+logger = get_logger(__name__)
 
 
 class AdapterEngine(Protocol):
@@ -42,7 +45,12 @@ class AdapterService:
             RequestError: the name is taken, or the folder is no adapter of this model.
         """
         self._served.check_new(body.lora_name)
-        await asyncio.shield(self._load(body))
+        loading = asyncio.create_task(self._load(body))
+        try:
+            await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            loading.add_done_callback(_log_failure)  # nobody else will hear of one
+            raise
         return {"status": "success"}
 
     async def _load(self, body: LoadAdapterRequest) -> None:
@@ -57,3 +65,8 @@ class AdapterService:
         """
         self._engine.unload_adapter(self._served.remove(body.lora_name).number)
         return {"status": "success"}
+
+
+def _log_failure(loading: asyncio.Task[None]) -> None:
+    if not loading.cancelled() and (error := loading.exception()) is not None:
+        logger.warning("an adapter was not loaded: %s", error)

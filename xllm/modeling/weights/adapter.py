@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from xllm.modeling.weights.loader import renamed
 _CONFIG_FILE, _WEIGHTS_FILE = ADAPTER_FILES
 _NAME = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)\.lora_(?P<half>[AB])(?:\.\w+)?\.weight")
 _MAX_CONFIG_BYTES = 1 << 20
+_MAX_ALPHA = 1 << 20
 # Fields that give the same tensors another meaning.
 _CHANGING = ("alpha_pattern", "alora_invocation_tokens", "use_qalora", "layer_replication")
 # Starts of training that took a part out of the model's weights, which the adapter puts back.
@@ -55,7 +57,13 @@ def read_adapter(folder: str, renames: dict[str, str] | None = None) -> dict[str
         a, b = half["A"].float(), half["B"].float()
         if a.dim() != 2 or b.dim() != 2:
             raise ValueError(f"{path}: weights of {module} must have two dimensions")
-        found[module] = LowRank(a, b * _scale(config, a.shape[0]))
+        if not a.shape[0]:
+            raise ValueError(f"{path}: weights of {module} have rank 0")
+        b = b * _scale(config, a.shape[0])
+        # Of those, every answer would be an error.
+        if not (a.isfinite().all() and b.isfinite().all()):
+            raise ValueError(f"{path}: weights of {module} are not finite")
+        found[module] = LowRank(a, b)
     return found
 
 
@@ -69,10 +77,13 @@ def _scale(config: dict[str, Any], rank: int) -> float:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / _CONFIG_FILE
     try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe might never end
+            raise ValueError(f"{path} is no file")
+        if status.st_size > _MAX_CONFIG_BYTES:
             raise ValueError(f"{path} is larger than {_MAX_CONFIG_BYTES} bytes")
         config = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not isinstance(config, dict) or config.get("peft_type", "LORA") != "LORA":
         raise ValueError(f"{path} describes no LoRA adapter")
@@ -89,6 +100,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             "adapter to a plain one"
         )
     alpha = config.get("lora_alpha", 1)
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool):
-        raise ValueError(f"{path}: lora_alpha must be a number, got {alpha!r}")
+    number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
+    if not number or not abs(alpha) <= _MAX_ALPHA:  # NaN is not either
+        raise ValueError(f"{path}: lora_alpha must be a number up to {_MAX_ALPHA}, got {alpha!r}")
     return config
