@@ -171,6 +171,12 @@ def test_dummy_needs_no_weights(folder):
     assert (files.format, files.weights) == ("dummy", ())
 
 
+def test_a_multimodal_model_that_is_not_read_is_named(folder):
+    write(folder / "config.json", {"model_type": "mistral3", "text_config": CONFIG})
+    with pytest.raises(ValueError, match=r"model_type 'mistral3' has a text_config .*: gemma3"):
+        resolve(folder)
+
+
 def test_unknown_name_says_what_was_looked_for():
     with pytest.raises(ValueError, match=r"'nonsense' is no local folder.*smollm2.*owner/name"):
         resolve("nonsense")

@@ -16,6 +16,7 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
+_MULTIMODAL = ("gemma3",)
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
@@ -162,9 +163,20 @@ def sliding_layers(hf_config: dict[str, Any], pattern: tuple[bool, ...]) -> tupl
 
 
 def text_config(hf_config: dict[str, Any]) -> dict[str, Any]:
-    """The language model's part of a config: a multimodal one keeps it in ``text_config``."""
+    """The language model's part of a config: a multimodal one keeps it in ``text_config``.
+
+    Raises:
+        ValueError: a multimodal model whose text part is not read.
+    """
     nested = hf_config.get("text_config")
-    return hf_config | nested if isinstance(nested, dict) else hf_config
+    if not isinstance(nested, dict):
+        return hf_config
+    if (model_type := hf_config.get("model_type")) not in _MULTIMODAL:
+        raise ValueError(
+            f"config.json: model_type {model_type!r} has a text_config and is not supported; the "
+            f"text part is read of: {', '.join(_MULTIMODAL)}"
+        )
+    return {name: value for name, value in hf_config.items() if name != "text_config"} | nested
 
 
 def model_max_len(hf_config: dict[str, Any]) -> int:
