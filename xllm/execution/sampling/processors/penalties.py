@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from xllm.core.request.sampling import SamplingParams
-from xllm.core.utils.arrays import Int64Array
+from xllm.core.utils.arrays import Int32Array, Int64Array
 from xllm.execution.sampling.step import RowRequest, SamplingStep, as_index
 from xllm.execution.transfer import to_device
 
@@ -66,10 +66,7 @@ class Processor:
             params.presence_penalty,
             params.frequency_penalty,
         )
-        prompt = self._count(request.token_ids[: request.prompt_len])
-        output = self._count(request.token_ids[request.prompt_len :])
-        self._in_prompt[slot] = to_device(prompt > 0, self._device)
-        self._counts[slot] = to_device(output.astype(np.int32), self._device)
+        self._count(slot, request.token_ids, request.prompt_len)
         self.num_rows += 1
         self._version += 1
 
@@ -136,10 +133,18 @@ class Processor:
             frequency,
         )
 
-    def _count(self, token_ids: np.ndarray) -> Int64Array:
+    def _count(self, slot: int, token_ids: Int32Array, prompt_len: int) -> None:
+        """Begin a slot with what its row holds. Its size is the vocabulary's: the host does not
+        touch it."""
+        in_prompt, counts = self._in_prompt[slot].zero_(), self._counts[slot].zero_()
+        prompt, output = token_ids[:prompt_len], token_ids[prompt_len:]
         # Prompt ids beyond the vocabulary that may be sampled have no logit to penalize.
-        known = token_ids[token_ids < self._vocab_size]
-        return np.bincount(known, minlength=self._vocab_size)
+        prompt = prompt[prompt < self._vocab_size]
+        in_prompt.index_fill_(0, as_index(prompt, self._device), True)
+        if output.size:
+            ids, number = np.unique(output, return_counts=True)
+            values = to_device(number.astype(np.int32), self._device)
+            counts.index_copy_(0, as_index(ids, self._device), values)
 
     def _grow(self) -> None:
         old = len(self._counts)
