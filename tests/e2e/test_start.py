@@ -1,6 +1,7 @@
 """What a server is started with and beside: templates, ports, other servers."""
 
 import json
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -29,6 +30,13 @@ def chat(server: Server, **fields: Any) -> httpx.Response:
     return server.http.post("/v1/chat/completions", json={**CHAT, **fields})
 
 
+def proposed(server: Server) -> tuple[str, dict[str, Any]]:
+    """URL and body of the command that the last line of the start proposes."""
+    (line,) = [line for line in server.log.splitlines() if line.startswith("try: ")]
+    words = shlex.split(line.removeprefix("try: "))
+    return words[1], json.loads(words[-1])
+
+
 def test_a_model_without_a_template_completes_and_says_what_chats_need(bare: Path) -> None:
     """TOK-21."""
     with running(bare) as server:
@@ -43,6 +51,9 @@ def test_a_model_without_a_template_completes_and_says_what_chats_need(bare: Pat
         assert server.http.post("/v1/responses", json=response).status_code == 400
         assert server.complete().status_code == 200
         assert server.health() == 200
+        url, body = proposed(server)
+        assert server.http.post(url, json=body).status_code == 200
+        assert "chat page" not in server.log
 
 
 def test_a_template_file_repairs_a_model_without_one(bare: Path, tmp_path: Path) -> None:
@@ -55,6 +66,10 @@ def test_a_template_file_repairs_a_model_without_one(bare: Path, tmp_path: Path)
         rendered = server.http.post("/v1/chat/completions/render", json=CHAT).json()
         assert "(user) Hi\n>" in json.dumps(rendered, ensure_ascii=False).replace("\\n", "\n")
         assert answer.json()["usage"]["prompt_tokens"] == len("(user) Hi\n>")
+        url, body = proposed(server)
+        assert url.endswith("/v1/chat/completions") and body["max_tokens"] <= 100
+        assert server.http.post(url, json=body).status_code == 200
+        assert "chat page" in server.log
 
 
 def test_a_template_file_that_is_not_there_or_no_template_is_one_line(

@@ -119,7 +119,9 @@ class _Server:
         ready = starting.result()
         gc.freeze()  # full collections need not walk what start-up built: 0.1 s without a token
         host, port = self._listener.getsockname()[:2]
-        self._report.ready(ready, self._config, f"http://{_url_host(host)}:{port}")
+        services = self._stack.services
+        chats = services is not None and services.factory.has_chat_template
+        self._report.ready(ready, self._config, f"http://{_url_host(host)}:{port}", chats)
         dying = asyncio.create_task(self._stack.died.wait())
         await asyncio.wait({dying, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if dying.done():

@@ -11,11 +11,18 @@ from xllm.core.observability.logging import escape_controls
 from xllm.version import __version__
 
 _BAR_WIDTH = 30
-_CHAT = (
-    '{"model": "NAME", "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
-)
+# Greedy and short: a small model may err when it draws, and need not come to an end by itself.
+_SHORT = '"max_tokens": 100, "temperature": 0'
 _EXAMPLES = {
-    "generate": ("/v1/chat/completions", _CHAT),
+    "generate": (
+        "/v1/completions",
+        f'{{"model": "NAME", "prompt": "The capital of France is", {_SHORT}}}',
+    ),
+    "chat": (
+        "/v1/chat/completions",
+        '{"model": "NAME", "messages": [{"role": "user", "content": '
+        f'"What is the capital of France?"}}], {_SHORT}}}',
+    ),
     "embed": ("/v1/embeddings", '{"model": "NAME", "input": "Hello!"}'),
     "classify": ("/v1/classify", '{"model": "NAME", "input": "Hello!"}'),
 }
@@ -46,8 +53,15 @@ class StartupReport:
                 bar = f" [{filled:.<{_BAR_WIDTH}}] {message.fraction:4.0%}"
             print(f"\r\x1b[K  {message.phase}{bar}", end="", file=sys.stderr, flush=True)
 
-    def ready(self, ready: EngineReady, config: XllmConfig, url: str) -> None:
-        """The last lines: capacity, addresses and what to try next."""
+    def ready(self, ready: EngineReady, config: XllmConfig, url: str, chats: bool) -> None:
+        """The last lines: capacity, addresses and what to try next.
+
+        Args:
+            ready: the engine's sizes and task.
+            config: what was asked for.
+            url: scheme, host and port.
+            chats: the model has a chat template.
+        """
         self.end_phase()
         if ready.num_kv_tokens:
             self._line(
@@ -55,10 +69,11 @@ class StartupReport:
                 f"{ready.max_concurrency:.1f} sequences of {ready.max_model_len:,} tokens at once"
             )
         seconds = time.monotonic() - self._begin
-        page = "chat page: /, " if config.server.enable_web and ready.task == "generate" else ""
+        task = "chat" if chats and ready.task == "generate" else ready.task
+        page = "chat page: /, " if config.server.enable_web and task == "chat" else ""
         self._line(f"ready in {seconds:.1f} s: {url}/v1  ({page}health: /health)")
         key = " -H 'Authorization: Bearer KEY'" if config.server.api_key else ""
-        path, body = _EXAMPLES[ready.task]
+        path, body = _EXAMPLES[task]
         named = body.replace("NAME", config.model.api_name)
         self._line(f"try: curl {url}{path} -H 'Content-Type: application/json'{key} -d '{named}'")
 

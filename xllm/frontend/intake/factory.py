@@ -119,6 +119,11 @@ class RequestFactory:
         self._random = random.Random(seed)
         self._task = task
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chats can be answered."""
+        return self._chat_template is not None
+
     def from_chat(self, body: ChatCompletionRequest) -> PreparedRequest:
         """A chat request: one prompt, ``n`` choices."""
         self.check_generates()
