@@ -7,6 +7,7 @@ import pytest
 
 from xllm.assembly import registry
 from xllm.assembly.process.engine_client import EngineFailed
+from xllm.core.observability import logging
 from xllm.entrypoints.cli import main as cli
 from xllm.entrypoints.cli import run_batch
 from xllm.frontend.protocol.errors import RequestError
@@ -159,6 +160,15 @@ def test_a_run_goes_on_where_another_was_killed(batch):
     assert (code, again) == (0, answers)
 
 
+def test_an_answer_of_an_earlier_run_that_is_an_error_counts_again(batch, capsys):
+    lines = [request("good"), request("bad", model="other")]
+    assert batch(*lines)[0] == 1
+    capsys.readouterr()
+    assert batch(*lines)[0] == 1
+    assert "2 requests are answered already, 1 of them with errors" in capsys.readouterr().err
+    assert batch(lines[0])[0] == 0  # whose answer is not asked for does not count
+
+
 def test_overwrite_forgets_earlier_answers(batch):
     batch(request("a"), request("b"))
     code, answers = batch(request("c"), flags=["--overwrite"])
@@ -201,6 +211,13 @@ def test_an_output_that_is_something_else_is_left_alone(batch, capsys):
     code, _ = batch(request("a"), read=False)
     assert code == 2 and "out.jsonl:1" in capsys.readouterr().err
     assert batch.target.read_text() == "my notes\n"
+
+
+def test_the_log_has_the_format_that_was_asked_for(batch, monkeypatch):
+    asked = []
+    monkeypatch.setattr(logging, "configure_logging", lambda *values: asked.append(values))
+    batch(request("a"), flags=["--log-level", "warning", "--log-format", "json"])
+    assert asked == [("warning", "json")]
 
 
 def test_no_more_are_open_than_the_engine_queues(batch):

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer every line that has no answer yet; 1 if any request was refused or failed."""
+    """Answer every line that has no answer yet; 1 if any has none or one that is not 200."""
     config = config_from(args)
     # A request waits for its turn as long as the batch takes.
     config = dataclasses.replace(
@@ -57,8 +57,10 @@ def run(args: argparse.Namespace) -> int:
     lines = read_lines(Path(args.input_file))
     with AnswerFile(Path(args.output_file), args.overwrite) as answers:
         left = [line for line in lines if line["custom_id"] not in answers.done]
+        refused = sum(answers.done.get(line["custom_id"], 200) != 200 for line in lines)
         if len(left) < len(lines):
-            print(f"{len(lines) - len(left)} requests are answered already", file=sys.stderr)
+            errors = f", {refused} of them with errors (--overwrite begins anew)" if refused else ""
+            print(f"{len(lines) - len(left)} requests are answered already{errors}", file=sys.stderr)
         if left:
             asyncio.run(_serve_batch(config, left, answers, not args.disable_tqdm))
         num_new, failed = answers.num_new, answers.num_failed
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
             "the same command goes on with them",
             file=sys.stderr,
         )
-    return 1 if failed or missing else 0
+    return 1 if refused or failed or missing else 0
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -116,12 +118,17 @@ class AnswerFile:
         path: created if it does not exist.
         overwrite: begin with an empty file.
 
+    Attributes:
+        done: status of each answer that an earlier run gave, by the id of its request.
+        num_new: answers of this run.
+        num_failed: those of them whose status is not 200.
+
     Raises:
         ValueError: the file cannot be written, or holds something else than answers.
     """
 
     def __init__(self, path: Path, overwrite: bool = False) -> None:
-        self.done: set[str] = set()
+        self.done: dict[str, int] = {}
         self.num_new = 0
         self.num_failed = 0
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if overwrite else 0)
@@ -136,7 +143,8 @@ class AnswerFile:
                 break
             whole += len(line)
             try:
-                self.done.add(json.loads(line)["custom_id"])
+                record = json.loads(line)
+                self.done[record["custom_id"]] = record["response"]["status_code"]
             except (ValueError, KeyError, TypeError):
                 self._file.close()
                 raise ValueError(f"--output-file {path}:{number}: not an answer") from None
@@ -182,7 +190,7 @@ async def _serve_batch(
     from xllm.entrypoints.http.app import create_app
     from xllm.entrypoints.http.startup import StartupReport
 
-    configure_logging(config.observability.log_level)
+    configure_logging(config.observability.log_level, config.observability.log_format)
     report = StartupReport()
     stack = build(config, report.progress)
     try:
