@@ -78,7 +78,8 @@ class ProcessEngineClient:
         on_death: Callable[[], None],
         spawned: SpawnedEngine | None = None,
     ) -> None:
-        self._max_sequences = config.scheduler.max_num_seqs + config.scheduler.max_waiting
+        self._max_requests = config.scheduler.max_waiting
+        self._max_sequences = config.scheduler.max_num_seqs + self._max_requests
         self._metrics = metrics
         self._on_progress = on_progress
         self._on_death = on_death
@@ -186,7 +187,8 @@ class ProcessEngineClient:
         """Send requests to the engine.
 
         Raises:
-            RequestError: 503 while loading, ending or dead; 429 when too many wait.
+            RequestError: 503 while loading, ending or dead; 429 when too many wait; 400 where there
+                would never be room.
         """
         self.begin(requests)
         self._channel.send(AddRequests(list(requests)))
@@ -201,9 +203,16 @@ class ProcessEngineClient:
         """
         if not self.healthy:
             raise RequestError(503, self._unavailable())
+        sequences = sum(request.params.n for request in requests)
+        if len(requests) > self._max_requests or sequences > self._max_sequences:
+            raise RequestError(
+                400,
+                f"{len(requests)} prompts with {sequences} answers are more than this server ever "
+                f"has room for: {self._max_requests} prompts (--max-waiting) and "
+                f"{self._max_sequences} answers (with --max-num-seqs)",
+            )
         # The engine refuses by the true length of its queue; this keeps a flood off the channel.
-        sequences = self._observer.num_sequences + sum(r.params.n for r in requests)
-        if sequences > self._max_sequences:
+        if self._observer.num_sequences + sequences > self._max_sequences:
             raise RequestError(429, "too many requests are waiting; try again later")
         self._observer.submitted(requests)
 

@@ -168,6 +168,9 @@ def test_more_than_may_run_and_wait_is_429_and_room_returns_with_an_end() -> Non
         rig = await Rig(max_num_seqs=2, max_waiting=3).loaded()
         rig.client.add([request(1, n=4), request(2)])
         assert status_of(rig.client, request(3)) == 429
+        # What an empty server has no room for either is no matter of time.
+        assert status_of(rig.client, request(4, n=6)) == 400
+        assert status_of(rig.client, *(request(i) for i in range(4, 8))) == 400
         rig.client.abort([1], [2])
         rig.client.add([request(3)])
         assert rig.channel.sent[-2] == AbortRequests([1], [2])
