@@ -45,11 +45,10 @@ class BlockPool:
         return taken
 
     def share(self, blocks: list[int]) -> None:
-        """Add a reference to blocks that the prefix cache remembers."""
-        for block in blocks:
-            if self.references[block] == 0:
-                self._cache.lock(block)
-            self.references[block] += 1
+        """Add a reference to distinct blocks that the prefix cache remembers."""
+        shared = np.array(blocks, np.int32)
+        self._cache.lock(shared[self.references[shared] == 0].tolist())
+        self.references[shared] += 1
 
     def release(self, blocks: Int32Array) -> None:
         """Drop one reference of each block; ``blocks`` are distinct, in token order.
@@ -62,9 +61,7 @@ class BlockPool:
         self.references[blocks] = left
         unused = blocks[left == 0]
         if len(self._cache):
-            unlock = self._cache.unlock
-            plain = [block for block in reversed(unused.tolist()) if not unlock(block)]
-            unused = np.array(plain, np.int32)
+            unused = np.array(self._cache.unlock(unused[::-1].tolist()), np.int32)
         self._push(unused)
 
     def num_sole(self, blocks: Int32Array) -> int:

@@ -41,16 +41,20 @@ class PrefixCache:
             if block_of.setdefault(key, block) == block:
                 key_of[block] = key
 
-    def lock(self, block: int) -> None:
-        """An unlocked block is in use again."""
-        del self._unlocked[block]
+    def lock(self, blocks: Iterable[int]) -> None:
+        """Unlocked blocks are in use again."""
+        for block in blocks:
+            del self._unlocked[block]
 
-    def unlock(self, block: int) -> bool:
-        """Nobody uses the block any more; False when it is not remembered at all."""
-        if self._key_of[block] is None:
-            return False
-        self._unlocked[block] = None
-        return True
+    def unlock(self, blocks: Iterable[int]) -> list[int]:
+        """Nobody uses the blocks any more; returns those that are not remembered at all."""
+        key_of, unlocked, plain = self._key_of, self._unlocked, []
+        for block in blocks:
+            if key_of[block] is None:
+                plain.append(block)
+            else:
+                unlocked[block] = None
+        return plain
 
     def evict(self, count: int) -> list[int]:
         """Forget the ``count`` least recently used unlocked blocks and give them back."""
