@@ -72,6 +72,7 @@ class Preemption:
         draft.drop(sequence)
         draft.has_preempted = True
         self._state.requeue(sequence)
+        self._state.counters.num_preemptions += 1
 
     def _last_in_order(self) -> Sequence | None:
         """The next victim; None when one sequence or none is left."""

@@ -108,7 +108,6 @@ class SchedulerState:
         sequence.tokens = self.table.token_ids[row, : self.table.num_seen[row]].copy()
         self.vacate(sequence)
         self.queue.push(sequence)
-        self.counters.num_preemptions += 1
 
     def release_retired(self) -> None:
         """Free the rows and blocks that the last committed step was the last to use."""
