@@ -136,6 +136,7 @@ class RequestFactory:
             keep = num_kept(body.truncate_prompt_tokens, params.max_tokens, self.limits)
             special = body.add_special_tokens is True
             ((shown, ids),) = self._encode_last("messages", [text], special, keep)
+            self._check_logprob_values(params, [len(ids)], body.stream)
             thinking = self.formats.thinking(text, prefill_of(body))
             off = thinking is None and thinking_is_off(body)  # and the template does not say so
             begins = False if off else thinking
@@ -163,9 +164,12 @@ class RequestFactory:
             self.limits.check_best_of(body.best_of)
             params = completion_params(body, self.defaults)
             keep = num_kept(body.truncate_prompt_tokens, params.max_tokens, self.limits)
+            prompts = self._prompts(body, params.n, keep)
+            if params.logprobs is not None or params.prompt_logprobs is not None:
+                self._check_logprob_values(params, [len(ids) for _, ids in prompts], body.stream)
             return [
                 self._make("prompt", ids, params, body, text, asked_form(body))
-                for text, ids in self._prompts(body, params.n, keep)
+                for text, ids in prompts
             ]
         except ValueError as error:
             raise RequestError.from_value_error(error) from None
@@ -350,6 +354,20 @@ class RequestFactory:
         if keep is None:
             return list(zip(texts, self.encode(field, texts, special), strict=True))
         return last_tokens(self.tokenizer, self.limits, texts, keep, add_special_tokens=special)
+
+    def _check_logprob_values(
+        self, params: SamplingParams, prompt_lens: Sequence[int], stream: bool | None
+    ) -> None:
+        """Refuse more logprobs than may be held at once; a stream holds none of its answers'."""
+        total = 0
+        for length in prompt_lens:
+            if params.prompt_logprobs is not None:
+                total += length * (1 + params.prompt_logprobs)
+            if params.logprobs is not None and not stream:
+                room = max(0, self.limits.max_model_len - length)
+                most = room if params.max_tokens is None else min(params.max_tokens, room)
+                total += params.n * most * (1 + params.logprobs)
+        self.limits.check_logprob_values(total)
 
     def _make(
         self,

@@ -12,6 +12,9 @@ from xllm.core.request.sampling import SamplingParams
 _MAX_JOINED_CHARS = 4
 _INT32_MAX = 2**31 - 1
 _MAX_WORD_CHARS = 4096  # of one stop string or bad word
+# Logprobs that one request may have the server hold at once: each takes some 120 bytes here, and
+# half of that again in the answer's JSON. A thousand prompts of 8,000 tokens may be scored.
+_MAX_LOGPROB_VALUES = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +162,18 @@ class Limits:
             ValueError: it is above the server's maximum.
         """
         _at_most("top_logprobs", value or 0, self.max_logprobs)
+
+    def check_logprob_values(self, num_values: int) -> None:
+        """Check how many logprobs a request may bring, those of the alternatives included.
+
+        Raises:
+            ValueError: more than are held for one request.
+        """
+        if num_values > _MAX_LOGPROB_VALUES:
+            raise ValueError(
+                f"logprobs of all tokens and alternatives must be at most {_MAX_LOGPROB_VALUES} "
+                f"in one request, got {num_values}: ask for fewer alternatives, tokens or prompts"
+            )
 
     def check_best_of(self, value: int | None) -> None:
         """Check how many answers are made to choose from.
