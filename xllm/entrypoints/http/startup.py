@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 
@@ -51,7 +52,7 @@ class StartupReport:
             if message.fraction >= 0:
                 filled = "#" * round(_BAR_WIDTH * min(message.fraction, 1.0))
                 bar = f" [{filled:.<{_BAR_WIDTH}}] {message.fraction:4.0%}"
-            print(f"\r\x1b[K  {message.phase}{bar}", end="", file=sys.stderr, flush=True)
+            self._write(f"\r\x1b[K  {message.phase}{bar}")
 
     def ready(self, ready: EngineReady, config: XllmConfig, url: str, chats: bool) -> None:
         """The last lines: capacity, addresses and what to try next.
@@ -86,4 +87,9 @@ class StartupReport:
             self._phase = ""
 
     def _line(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        self._write(text + "\n")
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # a reader that left or a full disk stops no server
+            sys.stderr.write(text)
+            sys.stderr.flush()
