@@ -16,6 +16,8 @@ RULES = [
     (r"^\s*(import|from) (pickle|cloudpickle|dill|marshal)\b", "no pickle anywhere: use msgspec",
      ()),
     (r"(?<![\w.])(eval|exec)\(", "no eval", ()),
+    (r"pip install\b.*\bxllm\b", "that name belongs to another project on the package index",
+     ()),
     (r"trust_remote_code\s*=\s*True", "no code from checkpoints", ()),
 ]  # fmt: skip
 

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import os
-import math
 from pathlib import Path
 from typing import Any
 

@@ -145,7 +145,7 @@ def _parse(path: Path, text: str) -> Any:
         import yaml
     except ImportError:
         raise ValueError(
-            f"--config {path}: YAML needs PyYAML (pip install 'xllm[yaml]'); JSON needs nothing"
+            f"--config {path}: YAML needs PyYAML (pip install pyyaml); JSON needs nothing"
         ) from None
     try:
         return yaml.safe_load(text)

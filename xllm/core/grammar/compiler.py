@@ -60,9 +60,7 @@ def library() -> ModuleType:
     try:
         import llguidance
     except ImportError:
-        raise GrammarError(
-            "structured output needs llguidance: pip install 'xllm[structured]'"
-        ) from None
+        raise GrammarError("structured output needs llguidance: pip install llguidance") from None
     module: ModuleType = llguidance
     return module
 

@@ -133,7 +133,8 @@ def open_tracer(endpoint: str, model: str) -> Tracer:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         raise ValueError(
-            "--otlp-traces-endpoint needs OpenTelemetry: pip install 'xllm[otel]'"
+            "--otlp-traces-endpoint needs OpenTelemetry: "
+            "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
         ) from None
     provider = TracerProvider(resource=Resource.create({"service.name": "xllm"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))

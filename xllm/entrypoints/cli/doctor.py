@@ -37,8 +37,8 @@ REQUIRED = (
     "tqdm",
 )
 _OPTIONAL = {
-    "llguidance": ("structured output and forced tool calls", "pip install 'xllm[structured]'"),
-    "pyyaml": ("YAML files for --config", "pip install 'xllm[yaml]'"),
+    "llguidance": ("structured output and forced tool calls", "pip install llguidance"),
+    "pyyaml": ("YAML files for --config", "pip install pyyaml"),
 }
 _MIN_FREE_BYTES = 1 << 30
 _MIN_FILES = 4096

@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
         refused = sum(answers.done.get(line["custom_id"], 200) != 200 for line in lines)
         if len(left) < len(lines):
             errors = f", {refused} of them with errors (--overwrite begins anew)" if refused else ""
-            print(f"{len(lines) - len(left)} requests are answered already{errors}", file=sys.stderr)
+            num_done = len(lines) - len(left)
+            print(f"{num_done} requests are answered already{errors}", file=sys.stderr)
         if left:
             asyncio.run(_serve_batch(config, left, answers, not args.disable_tqdm))
         num_new, failed = answers.num_new, answers.num_failed

@@ -34,7 +34,7 @@ def missing() -> str | None:
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != _CAPABILITY:
         return "it needs a GPU of compute capability 9"
     if importlib.util.find_spec(_PACKAGE) is None:
-        return "FlashAttention-3 is not installed (pip install 'xllm[hopper]')"
+        return "FlashAttention-3 is not installed (pip install tokenspeed-fa3)"
     try:
         _load()
     except (ImportError, OSError, AttributeError) as error:

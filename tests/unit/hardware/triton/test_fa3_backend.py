@@ -123,6 +123,6 @@ def test_a_machine_without_it_is_told_why(monkeypatch: pytest.MonkeyPatch) -> No
     assert "compute capability 9" in str(fa3.missing())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(fa3, "_PACKAGE", "no_such_package")
-    assert "pip install 'xllm[hopper]'" in str(fa3.missing())
+    assert "pip install tokenspeed-fa3" in str(fa3.missing())
     with pytest.raises(ValueError, match="attention_backend 'fa3'"):
         fa3.Backend()
