@@ -184,6 +184,9 @@ class TestErrors:
             ({"num_hidden_layers": True}, "num_hidden_layers must be a positive integer, got True"),
             ({"is_causal": False}, "is_causal False is not supported"),
             ({"use_bidirectional_attention": True}, "use_bidirectional_attention True is not"),
+            ({"head_dim": 13}, r"head_dim \(13\) must be an even number of dimensions.*got 13"),
+            ({"partial_rotary_factor": 0.25}, r"even number of dimensions, .* got 3"),
+            ({"partial_rotary_factor": 1.5}, r"at most head_dim, got 18"),
             ({"head_dim": "12"}, "head_dim must be a positive integer, got '12'"),
             ({"rms_norm_eps": "1e-6"}, "rms_norm_eps must be a number above 0, got '1e-6'"),
             (

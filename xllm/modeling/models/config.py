@@ -109,7 +109,18 @@ def decoder_config(
     fields |= family
     if "ropes" not in fields:
         fields["ropes"] = (parse_rope(hf_config, fields["head_dim"]),) * num_layers
+    _check_rotation(fields["ropes"], fields["head_dim"])
     return DecoderConfig(**fields)
+
+
+def _check_rotation(ropes: tuple[RopeConfig, ...], head_dim: int) -> None:
+    """Kernels rotate pairs within a head and trust the table's width."""
+    for rope in set(ropes):
+        if rope.rotary_dim % 2 or not 0 < rope.rotary_dim <= head_dim:
+            raise ValueError(
+                f"config.json: partial_rotary_factor of head_dim ({head_dim}) must be an even "
+                f"number of dimensions, at most head_dim, got {rope.rotary_dim}"
+            )
 
 
 def required(hf_config: dict[str, Any], name: str) -> int:
