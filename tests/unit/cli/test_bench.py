@@ -1,5 +1,7 @@
 import asyncio
+import contextlib
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -189,6 +191,28 @@ def test_latency_splits_a_batch_into_prefill_and_decode():
     assert found["median_tpot_ms"] == pytest.approx(100.0)
     assert found["decode_tokens_per_second"] == pytest.approx(20.0)
     assert latency.table(found)[0] == "Avg latency: 1.5 seconds"
+
+
+@pytest.mark.parametrize("flags", [(), ("--disable-tqdm",)])
+def test_the_batches_of_a_latency_run_are_counted(monkeypatch, capsys, flags):
+    from xllm.entrypoints.offline import LLM
+
+    class Fake(contextlib.nullcontext):
+        max_model_len = vocab_size = 1000
+
+        def __enter__(self):
+            return self
+
+        def generate(self, prompts, params, use_tqdm):
+            metrics = SimpleNamespace(arrival_time=0.0, first_token_time=0.5, finished_time=1.5)
+            return [SimpleNamespace(metrics=metrics) for _ in prompts]
+
+    monkeypatch.setattr(LLM, "from_config", lambda config: Fake())
+    arguments = ["bench", "latency", "--num-iters", "3", "--num-iters-warmup", "1", *flags]
+    assert cli.main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert "Avg latency: 1.5 seconds" in out
+    assert ("4/4" in err) is not bool(flags)
 
 
 def test_latency_of_one_token_has_no_decode():

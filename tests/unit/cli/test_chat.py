@@ -62,10 +62,20 @@ def test_one_quick_question_gives_one_answer(monkeypatch, capsys):
 
 def test_a_refused_message_is_told_and_taken_back(monkeypatch, capsys):
     with FakeServer(status=400) as server:
-        assert talk(monkeypatch, server, "one\ntwo\n") == 0
+        assert talk(monkeypatch, server, "one\ntwo\n") == 1
         assert talk(monkeypatch, server, "", "-q", "hello") == 1
     assert contents(server.bodies[1]) == [("user", "two")]
     assert "no room" in capsys.readouterr().err
+
+
+def test_who_sits_before_a_terminal_has_seen_what_was_refused(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(io, "StringIO", Terminal)
+    with FakeServer(status=400) as server:
+        assert talk(monkeypatch, server, "one\n") == 0
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_what_was_said():

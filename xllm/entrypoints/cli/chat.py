@@ -52,8 +52,9 @@ def run(args: argparse.Namespace) -> int:
             return 0 if conversation.ask(args.quick, _write) else 1
         if sys.stdin.isatty():
             print(f"{model} on {remote.url}. /help shows the commands.")
-        _talk(conversation)
-    return 0
+        answered = _talk(conversation)
+    # A person has seen what could not be answered and went on; a script goes by the exit code.
+    return 0 if answered or sys.stdin.isatty() else 1
 
 
 class Conversation:
@@ -103,7 +104,9 @@ class Conversation:
         return True
 
 
-def _talk(conversation: Conversation) -> None:
+def _talk(conversation: Conversation) -> bool:
+    """Talk until the end of the input; whether every message was answered."""
+    answered = True
     prompt = "> " if sys.stdin.isatty() else ""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() line editing and history
@@ -111,18 +114,18 @@ def _talk(conversation: Conversation) -> None:
         try:
             text = input(prompt).strip()
         except EOFError:
-            return
+            return answered
         except KeyboardInterrupt:
             print()
             continue
         if text == "/exit":
-            return
+            return answered
         if text == "/clear":
             conversation.clear()
         elif text.startswith("/"):
             print(_HELP)
         elif text:
-            conversation.ask(text, _write)
+            answered = conversation.ask(text, _write) and answered
 
 
 @contextlib.contextmanager

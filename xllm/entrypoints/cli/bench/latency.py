@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=3,
         help="Batches before them. Default: 3.",
     )
+    parser.add_argument("--disable-tqdm", action="store_true", help="No progress bar.")
     saving.add_flags(parser)
     # Each batch has tokens of its own, but the prefix cache's bookkeeping is not the question.
     add_flags(parser, options.ENGINE_TOPICS, defaults={"enable_prefix_caching": False})
@@ -46,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure."""
     config = config_from(args)
+    from tqdm import tqdm
+
     from xllm.entrypoints.cli.bench import workloads
     from xllm.entrypoints.offline import LLM
 
@@ -55,13 +58,13 @@ def run(args: argparse.Namespace) -> int:
                 f"--input-len plus --output-len must be at most {llm.max_model_len}, "
                 f"got {args.input_len + args.output_len}"
             )
-        batches = args.num_iters_warmup + args.num_iters
+        numbers = range(args.num_iters_warmup + args.num_iters)
+        bar = tqdm(numbers, desc="batches", disable=args.disable_tqdm, dynamic_ncols=True)
         requests = workloads.fixed(
             args.batch_size, args.input_len, args.output_len, llm.vocab_size, 0
         )
         timed = [
-            _time_batch(llm, workloads.shifted(requests, number, llm.vocab_size))
-            for number in range(batches)
+            _time_batch(llm, workloads.shifted(requests, number, llm.vocab_size)) for number in bar
         ][args.num_iters_warmup :]
     found = figures(timed, args.batch_size, args.input_len, args.output_len)
     print("\n".join(table(found)))
