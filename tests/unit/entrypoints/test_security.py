@@ -128,14 +128,17 @@ def test_only_named_origins_may_call_from_a_browser() -> None:
     app = app_of(FakeStack(), api_key=[KEY], allowed_origins=["http://localhost:3000"])
     ask = {
         "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization",
+        "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang",
     }
     for origin, allowed in (("http://localhost:3000", True), ("http://evil.example", False)):
         headers = {"Origin": origin, **ask}
         response = call(app, "OPTIONS", "/v1/chat/completions", headers=headers)
+        assert (response.status_code == 200) == allowed
         assert (response.headers.get("access-control-allow-origin") == origin) == allowed
         response = call(app, "GET", "/health", headers={"Origin": origin})
         assert (response.headers.get("access-control-allow-origin") == origin) == allowed
+        # How long to wait before trying again is nothing to hide.
+        assert response.headers.get("access-control-expose-headers") == "Retry-After"
 
 
 @pytest.mark.parametrize(
