@@ -146,6 +146,27 @@ def test_no_id_of_a_prompt_that_is_too_long_is_looked_at() -> None:
         stack.factory.from_completion(body)
 
 
+def test_logprobs_that_would_fill_the_memory_are_refused_before_any_is_computed() -> None:
+    factory = Stack(max_model_len=8192).factory
+    prompts = [[5] * 8000] * 1000
+    scored = CompletionRequest(prompt=prompts, max_tokens=0, echo=True, logprobs=1)
+    assert len(factory.from_completion(scored)) == 1000
+    scored.logprobs = 20
+    shown = CompletionRequest(prompt=prompts, prompt_logprobs=5)
+    for body in (scored, shown):
+        with pytest.raises(RequestError, match="^logprobs of all tokens") as refused:
+            factory.from_completion(body)
+        assert refused.value.param == "logprobs"
+    turn = [ChatMessage(role="user", content="Hi")]
+    many = ChatCompletionRequest(messages=turn, n=128, max_tokens=8000, logprobs=True)
+    factory.from_chat(many)
+    many.top_logprobs = 20
+    with pytest.raises(RequestError, match="^logprobs of all tokens"):
+        factory.from_chat(many)
+    many.stream = True  # what was sent is not kept
+    factory.from_chat(many)
+
+
 def test_more_ids_than_anyone_has_are_not_detokenized() -> None:
     with pytest.raises(RequestError, match="tokens must have at most 131072 entries"):
         asyncio.run(Stack().tokenize.detokenize(DetokenizeRequest(tokens=[5] * (1 << 18))))

@@ -47,19 +47,6 @@ def completion(factory, **fields):
     return [prepared.request for prepared in factory.from_completion(body)]
 
 
-def test_logprobs_that_would_fill_the_memory_are_refused_before_any_is_computed():
-    factory = make_factory(max_model_len=8192)
-    prompts = [[5] * 8000] * 1000
-    scored = {"prompt": prompts, "max_tokens": 0, "echo": True}
-    assert len(completion(factory, **scored, logprobs=1)) == 1000
-    assert "logprobs" in refusal(completion, factory, **scored, logprobs=20).message
-    assert refusal(completion, factory, prompt=prompts, prompt_logprobs=5).param == "logprobs"
-    many = {"n": 128, "max_tokens": 8000, "logprobs": True}
-    assert refusal(chat, factory, **many, top_logprobs=20).param == "logprobs"
-    chat(factory, **many, top_logprobs=20, stream=True)  # what was sent is not kept
-    chat(factory, **many)
-
-
 def chat(factory, messages="Hi", **fields):
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
