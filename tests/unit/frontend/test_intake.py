@@ -454,15 +454,6 @@ def test_tools_are_shown_to_the_template_unless_the_choice_is_none(choice, shown
     assert ("TOOLS" in prepared.prompt_text) is shown
 
 
-def test_conversations_with_tools_take_the_template_for_tools():
-    template = ChatTemplate("plain", tool_source="{{ tools | length }} tools")
-    factory = make_factory()
-    factory._chat_template = template
-    assert chat(factory).prompt_text == "plain"
-    assert chat(factory, tools=[TOOL]).prompt_text == "1 tools"
-    assert chat(factory, tools=[TOOL], tool_choice="none").prompt_text == "plain"
-
-
 @pytest.mark.parametrize(
     ("choice", "message"),
     [

@@ -23,7 +23,7 @@ from xllm.frontend.parsers.catalogue import (
 )
 from xllm.frontend.parsers.tools.hermes import FORMAT as HERMES
 from xllm.frontend.protocol import ChatCompletionRequest, RequestError, decode_request
-from xllm.frontend.text.chat_template import TemplateNeeds
+from xllm.frontend.text.chat_template import ChatTemplate, TemplateNeeds
 
 
 def function(name: str, **parameters):
@@ -67,6 +67,14 @@ async def play(made: Stack, pieces, finish=STOP, **fields):
 def schema_of(made: Stack, **fields):
     output = made.factory.from_chat(body(**fields)).request.structured_output
     return json.loads(output.text), output
+
+
+def test_conversations_with_tools_take_the_template_for_tools():
+    made = stack()
+    made.factory._chat_template = ChatTemplate("plain", tool_source="{{ tools | length }} tools")
+    assert made.factory.render(body()) == "plain"
+    assert made.factory.render(body(tools=[ADD])) == "1 tools"
+    assert made.factory.render(body(tools=[ADD], tool_choice="none")) == "plain"
 
 
 def test_a_named_tool_binds_the_answer_to_its_arguments():
