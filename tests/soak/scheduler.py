@@ -61,6 +61,9 @@ class RandomLife:
                     draw.randrange(5, 200): draw.random() < 0.5
                     for _ in range(draw.choice([0, 0, 3]))
                 },
+                "raise_for": {
+                    draw.randrange(50): draw.random() < 0.5 for _ in range(draw.choice([0, 0, 2]))
+                },
                 "full_step": draw.choice([0, 8, 16]),
             },
         )
