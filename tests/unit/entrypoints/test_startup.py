@@ -2,11 +2,17 @@
 
 import errno
 import io
+import json
+import logging
+from collections.abc import Iterator
 
 import pytest
 
-from xllm.core.config import XllmConfig
+from xllm.assembly.process.spawn import SpawnedEngine
+from xllm.core.config import ObservabilityConfig, XllmConfig
 from xllm.core.messages.server import EngineProgress, EngineReady
+from xllm.core.observability.logging import configure_logging
+from xllm.entrypoints.http import lifecycle
 from xllm.entrypoints.http.startup import StartupReport
 
 
@@ -22,8 +28,18 @@ class _Broken(_Terminal):
         raise OSError(errno.EPIPE, "Broken pipe")
 
 
-def tell() -> None:
-    report = StartupReport()
+@pytest.fixture
+def json_log(capsys: pytest.CaptureFixture[str]) -> Iterator[pytest.CaptureFixture[str]]:
+    configure_logging("info", "json")
+    yield capsys
+    root = logging.getLogger("xllm")
+    root.handlers.clear()
+    root.setLevel(logging.NOTSET)
+    root.propagate = True
+
+
+def tell(log_format: str = "text") -> None:
+    report = StartupReport(log_format)
     report.banner(XllmConfig())
     report.progress(EngineProgress("load weights", 0.5))
     ready = EngineReady("m", 512, 100, 4096, 8.0)
@@ -43,3 +59,27 @@ def test_a_start_ends_with_where_the_server_is(monkeypatch: pytest.MonkeyPatch) 
 def test_a_reader_that_leaves_stops_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", _Broken())
     tell()
+
+
+def test_where_the_log_is_json_every_line_is_a_record(
+    json_log: pytest.CaptureFixture[str],
+) -> None:
+    tell("json")
+    records = [json.loads(line) for line in json_log.readouterr().err.splitlines()]
+    assert records[0]["message"].endswith(": smollm2")
+    assert records[1]["message"].startswith("load weights: ")
+    assert records[-1]["message"].startswith("try: curl ")
+
+
+def test_where_the_log_is_json_a_start_that_fails_is_a_record(
+    json_log: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(config: object) -> None:
+        raise ValueError("--port 8000 cannot be used")
+
+    monkeypatch.setattr(lifecycle, "bind", taken)
+    config = XllmConfig(observability=ObservabilityConfig(log_format="json"))
+    engine = object.__new__(SpawnedEngine)  # never reached
+    assert lifecycle.serve(config, engine) == 1
+    record = json.loads(json_log.readouterr().err)
+    assert (record["level"], record["message"]) == ("error", "--port 8000 cannot be used")

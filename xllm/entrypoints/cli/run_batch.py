@@ -192,7 +192,7 @@ async def _serve_batch(
     from xllm.entrypoints.http.startup import StartupReport
 
     configure_logging(config.observability.log_level, config.observability.log_format)
-    report = StartupReport()
+    report = StartupReport(config.observability.log_format)
     stack = build(config, report.progress)
     try:
         await stack.start()

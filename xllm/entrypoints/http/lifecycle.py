@@ -55,7 +55,10 @@ def serve(config: XllmConfig, engine: SpawnedEngine) -> int:
         with contextlib.closing(listener):
             return uvloop.run(_Server(config, listener, engine).run())
     except (ValueError, EngineFailed) as error:
-        print(f"xllm: error: {error}", file=sys.stderr)
+        if config.observability.log_format == "json":
+            logger.error("%s", error)
+        else:
+            print(f"xllm: error: {error}", file=sys.stderr)
         return 1
 
 
@@ -88,7 +91,7 @@ class _Server:
         self._listener = listener
         self._stop = asyncio.Event()
         self._first_signal = 0.0  # time.monotonic()
-        self._report = StartupReport()
+        self._report = StartupReport(config.observability.log_format)
         self._stack: ServingStack = build(config, self._report.progress, spawned=engine)
         self._activity = Activity()
 

@@ -8,8 +8,10 @@ import time
 
 from xllm.core.config import XllmConfig
 from xllm.core.messages.server import EngineProgress, EngineReady
-from xllm.core.observability.logging import escape_controls
+from xllm.core.observability.logging import escape_controls, get_logger
 from xllm.version import __version__
+
+logger = get_logger(__name__)
 
 _BAR_WIDTH = 30
 # Greedy and short: a small model may err when it draws, and need not come to an end by itself.
@@ -30,13 +32,18 @@ _EXAMPLES = {
 
 
 class StartupReport:
-    """Writes the start-up story to stderr; a bar only where a terminal can show one."""
+    """Writes the start-up story to stderr; a bar only where a terminal can show one.
 
-    def __init__(self) -> None:
+    Args:
+        log_format: ``text`` writes lines for people, ``json`` makes each a record of the log.
+    """
+
+    def __init__(self, log_format: str = "text") -> None:
+        self._is_log = log_format == "json"
         self._begin = time.monotonic()
         self._phase = ""
         self._phase_begin = self._begin
-        self._terminal = sys.stderr.isatty()
+        self._terminal = sys.stderr.isatty() and not self._is_log
 
     def banner(self, config: XllmConfig) -> None:
         """The first line."""
@@ -87,7 +94,10 @@ class StartupReport:
             self._phase = ""
 
     def _line(self, text: str) -> None:
-        self._write(text + "\n")
+        if self._is_log:
+            logger.info("%s", text.strip())
+        else:
+            self._write(text + "\n")
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):  # a reader that left or a full disk stops no server
