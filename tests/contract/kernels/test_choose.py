@@ -14,7 +14,8 @@ from xllm.hardware.kernels import reference
 def _keys(rows: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     bounds = (-(2**31), 2**31 - 1)
-    return torch.randint(*bounds, (2, rows), generator=generator, dtype=torch.int32)
+    padded = torch.randint(*bounds, (2, rows + 3), generator=generator, dtype=torch.int32)
+    return padded[:, :rows]
 
 
 @pytest.mark.parametrize("vocab_size", [1, 3, 8, 100, 1009])

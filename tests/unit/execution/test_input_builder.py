@@ -7,7 +7,7 @@ import torch
 from tests.unit.execution.test_rows import CPU, group, int32, new_rows
 from xllm.core.messages.worker import AppendedBlocks, StepPlan
 from xllm.execution.worker.input_builder import InputBuilder, StepInputs
-from xllm.execution.worker.rows import Rows
+from xllm.execution.worker.rows import Rows, table_width
 
 BLOCK = 4
 MAX_ROWS = 6
@@ -93,10 +93,9 @@ def test_metadata_describes_every_row(rows, step):
         assert metadata.query_start_loc.tolist() == [0, *np.cumsum(step.num_scheduled).tolist()]
         assert metadata.query_start_loc.dtype == metadata.seq_lens.dtype == torch.int32
         assert metadata.max_query_len == step.num_scheduled.max()
-        num_blocks = -(-int(ends.max()) // block_size)
         first = [10 * row + 1 + base for row in step.rows.tolist()]
         assert metadata.block_table[:, 0].tolist() == first
-        assert metadata.block_table.shape == (len(first), num_blocks)
+        assert metadata.block_table.shape == (len(first), table_width(int(ends.max()), block_size))
         assert metadata.block_table.is_contiguous()
 
 

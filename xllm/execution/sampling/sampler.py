@@ -120,13 +120,14 @@ class Sampler:
         if self._grammar is not None:
             ops.mask_logits(logits, rows, self._grammar.blank_masks(len(logits)))
         inverse = torch.ones(len(logits), device=self._device)
-        # Whichever filters a batch has, these stand for them: see ``triton.choose``.
-        top_k = torch.ones(len(logits), dtype=torch.int64, device=self._device)
         keys = torch.zeros((2, len(logits)), dtype=torch.int32, device=self._device)
-        for some in (logits, logits.float()):  # as they are, and as ``StagedStep.widens`` asks
+        # As they are, as ``StagedStep.widens`` asks, and that of one row, which keeps its stride.
+        for some in (logits, logits.float(), logits[:1].float()):
+            ones, both = inverse[: len(some)], keys[:, : len(some)]
             ops.choose_tokens(some)
-            ops.choose_tokens(some, inverse, keys=keys)
-            ops.choose_tokens(some, inverse, top_k=top_k, top_p=inverse, keys=keys)
+            ops.choose_tokens(some, ones, keys=both)
+            # Whichever filters a batch has, this one stands for them: see ``triton.choose``.
+            ops.choose_tokens(some, ones, log_min_p=-ones, keys=both)
 
     def plain_draws(self, step: SamplingStep) -> PlainDraws | None:
         """The step's draws if it needs nothing but Gumbel-max, which graphs contain, else None."""

@@ -16,7 +16,7 @@ from xllm.core.utils.arrays import Int64Array
 from xllm.execution.executor.inputs import BatchShape, ModelInputs
 from xllm.execution.sampling.step import SamplingStep
 from xllm.execution.transfer import upload
-from xllm.execution.worker.rows import Rows
+from xllm.execution.worker.rows import Rows, table_width
 from xllm.kv_cache.layout import CacheGroup
 from xllm.modeling.attention import AttentionMetadata
 
@@ -132,13 +132,13 @@ class InputBuilder:
     def _block_places(self, places: _Places, block_size: int) -> tuple[Int64Array, Int64Array]:
         """Places (T,) in the flat block table, and offsets (T,) within the block."""
         group = self._block_sizes.index(block_size)
-        table_width = self._rows.block_tables[group].shape[1]
+        width = self._rows.block_tables[group].shape[1]
         blocks = places.positions // block_size
-        return places.token_rows * table_width + blocks, places.positions - blocks * block_size
+        return places.token_rows * width + blocks, places.positions - blocks * block_size
 
     def _block_table(self, group: int, row_index: torch.Tensor, max_seq_len: int) -> torch.Tensor:
-        num_blocks = -(-max_seq_len // self._block_sizes[group])
-        return self._rows.block_tables[group][:, :num_blocks].index_select(0, row_index)
+        width = table_width(max_seq_len, self._block_sizes[group])
+        return self._rows.block_tables[group][:, :width].index_select(0, row_index)
 
     def _slots(self, group: int, index: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
         blocks = self._rows.block_tables[group].view(-1).index_select(0, index)

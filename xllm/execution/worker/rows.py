@@ -18,6 +18,14 @@ from xllm.execution.transfer import upload
 from xllm.kv_cache.layout import CacheGroup
 from xllm.kv_cache.storage import zeros_on_demand
 
+_WIDTH_UNIT = 16  # Triton compiles a kernel apart for strides that are 1, and no multiples of 16
+
+
+def table_width(num_tokens: int, block_size: int) -> int:
+    """Columns of a block table for rows of that many tokens."""
+    num_blocks = -(-num_tokens // block_size)
+    return -(-num_blocks // _WIDTH_UNIT) * _WIDTH_UNIT
+
 
 class Rows:
     """Token ids (rows, width) and one block table (rows, B) per cache group, all int32.
@@ -38,7 +46,7 @@ class Rows:
         # One more column than the context: the last sampled token is written but never computed.
         self.token_ids = zeros_on_demand((max_rows, max_model_len + 1), torch.int32, device)
         self.block_tables = [
-            zeros_on_demand((max_rows, -(-max_model_len // block_size)), torch.int32, device)
+            zeros_on_demand((max_rows, table_width(max_model_len, block_size)), torch.int32, device)
             for block_size in self.block_sizes
         ]
         self.prompt_lens: Int64Array = np.zeros(max_rows, np.int64)

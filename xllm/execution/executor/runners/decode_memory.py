@@ -15,6 +15,8 @@ from xllm.hardware.kernels.shared_prefix import LINE_ROWS, SharedPrefix
 
 # Rows, seq_lens, inverse temperature (as bits), two random keys; then new blocks, one per group.
 _COLUMNS = 5
+# Columns begin at multiples of 16 bytes: Triton compiles a kernel apart for pointers that do not.
+_UNIT = 4
 # Copies in flight: one step runs, one is queued; a slot is free again when its copy is over.
 _HOST_SLOTS = 4
 
@@ -57,10 +59,10 @@ def max_prefix_lines(num_rows: int) -> int:
 def empty_step(size: int, num_groups: int, shares: bool) -> Int32Array:
     """Room for a step of ``size`` rows: their columns, and with shared prefixes one more of their
     lengths and the lines of their members. As it is, all of it is padding."""
-    columns = _COLUMNS + num_groups + shares
+    end = (_COLUMNS + num_groups + shares) * _height(size)
     lines = max_prefix_lines(size) * LINE_ROWS if shares else 0
-    packed = np.zeros(columns * size + lines, np.int32)
-    packed[columns * size :] = -1
+    packed = np.zeros(end + lines, np.int32)
+    packed[end:] = -1
     return packed
 
 
@@ -69,8 +71,9 @@ def pack_step(step: DecodeRows, size: int) -> Int32Array:
     count = len(step.rows)
     num_groups = len(step.new_blocks)
     packed = empty_step(size, num_groups, step.prefix is not None)
-    end = (_COLUMNS + num_groups) * size
-    columns = packed[:end].reshape(-1, size)
+    height = _height(size)
+    end = (_COLUMNS + num_groups) * height
+    columns = packed[:end].reshape(-1, height)
     columns[0, :count] = step.rows
     columns[1, :count] = step.seq_lens
     if step.inverse_temperature is not None:
@@ -81,8 +84,13 @@ def pack_step(step: DecodeRows, size: int) -> Int32Array:
     if step.prefix is not None:
         tail = packed[end:]
         tail[:count] = step.prefix.lens
-        tail[size : size + step.prefix.members.size] = step.prefix.members.ravel()
+        tail[height : height + step.prefix.members.size] = step.prefix.members.ravel()
     return packed
+
+
+def _height(size: int) -> int:
+    """Numbers of a column for that many rows."""
+    return -(-size // _UNIT) * _UNIT
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,14 +128,15 @@ class DecodeMemory:
 
     def columns(self, size: int) -> Tensor:
         """(5 + groups, size) int32: what was sent of each row."""
-        return self.packed[: self._num_columns * size].view(-1, size)
+        height = _height(size)
+        return self.packed[: self._num_columns * height].view(-1, height)[:, :size]
 
     def shared_prefix(self, size: int) -> SharedPrefix:
         """What was sent of shared prefixes."""
-        start = self._num_columns * size
-        end = start + size
+        start = self._num_columns * _height(size)
+        end = start + _height(size)
         members = self.packed[end : end + max_prefix_lines(size) * LINE_ROWS]
-        return SharedPrefix(self.packed[start:end], members.view(-1, LINE_ROWS))
+        return SharedPrefix(self.packed[start : start + size], members.view(-1, LINE_ROWS))
 
     @property
     def _num_columns(self) -> int:

@@ -31,7 +31,6 @@ from xllm.modeling.models.decoder import CausalLM
 
 _FINE_FROM = 128
 _FEWEST_SHARING = 16  # smallest bucket with a graph for rows that share a prefix
-_HEIGHTS = (32, 64)  # rows for which products have kernels of their own, with 17 or 33 and more
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,13 +100,11 @@ class FullGraphRunner:
         self.num_replays = 0
 
     def rehearsals(self) -> list[Callable[[], DecodeOutput]]:
-        """Work that launches every kernel of the graphs: of many rows, fewer, few, and one."""
-        heights = (s for s in self._buckets if s in _HEIGHTS)
-        plain = sorted({*self._buckets[:2], *heights, self._buckets[-1]}, reverse=True)
-        shared = {*self._prefix_buckets[:1], *self._prefix_buckets[-1:]}
-        sizes = [(size, False) for size in plain] + [(size, True) for size in shared]
+        """Work that launches every kernel of the graphs, which differ by the number of rows: first
+        that of most rows."""
         return [
-            functools.partial(self._decode, size, shares, rehearsal=True) for size, shares in sizes
+            functools.partial(self._decode, size, shares, rehearsal=True)
+            for size, shares in self._sizes()
         ]
 
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -118,11 +115,7 @@ class FullGraphRunner:
         Raises:
             CaptureError: it cannot.
         """
-        wanted = [(size, False) for size in self._buckets]
-        wanted += [(size, True) for size in self._prefix_buckets]
-        wanted.sort(reverse=True)
-        if self._api.on_demand:
-            wanted = [(1, False)]
+        wanted = [(1, False)] if self._api.on_demand else self._sizes()
         for number, (size, shares) in enumerate(wanted):
             self._staging.load(empty_step(size, len(self._tables.block_tables), shares))
             work = functools.partial(self._decode, size, shares)
@@ -132,6 +125,12 @@ class FullGraphRunner:
             self._graphs[size, shares] = self._api.capture(work)
             if progress is not None:
                 progress(number + 1, len(wanted))
+
+    def _sizes(self) -> list[tuple[int, bool]]:
+        """Of every graph the rows, and whether they share prefixes; the largest first."""
+        sizes = [(size, False) for size in self._buckets]
+        sizes += [(size, True) for size in self._prefix_buckets]
+        return sorted(sizes, reverse=True)
 
     @property
     def reads_prefixes(self) -> bool:

@@ -100,11 +100,9 @@ class MixedGraphRunner:
         self.num_replays = 0
 
     def rehearsals(self) -> list[Callable[[], object]]:
-        """Work that launches every kernel of the graphs."""
+        """Work that launches every kernel of the graphs, which differ by the number of tokens."""
         self._memory.clear()
-        return [
-            functools.partial(self._forward, size, rehearsal=True) for size in self._buckets[::8]
-        ]
+        return [functools.partial(self._forward, size, rehearsal=True) for size in self._buckets]
 
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture every bucket, the largest first, so that the others fit into its memory.

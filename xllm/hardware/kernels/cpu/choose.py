@@ -10,8 +10,9 @@ from torch import Tensor
 from xllm.hardware.kernels.cpu.call import entry, pointer
 
 _choose_tokens = entry("xllm_choose_tokens")
-# logits, inverse_temperature, log_min_p, top_k, top_p, keys, tokens, best, rows, vocab, stride
-_pack = struct.Struct("=11q").pack
+# logits, inverse_temperature, log_min_p, top_k, top_p, keys, tokens, best, rows, vocab, strides of
+# logits and keys
+_pack = struct.Struct("=12q").pack
 
 
 def choose_tokens(
@@ -32,7 +33,7 @@ def choose_tokens(
     _choose_tokens(
         _pack(
             *(logits.data_ptr(), *filters, tokens.data_ptr(), best.data_ptr()),
-            *(rows, vocab_size, logits.stride(0)),
+            *(rows, vocab_size, logits.stride(0), 0 if keys is None else keys.stride(0)),
         )
     )
     return tokens, best

@@ -204,7 +204,7 @@ def attend_tile(
     return acc, mass, new_peak
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _prefill_attention_kernel(
     q_ptr,  # (T, HQ, D)
     k_ptr,  # (blocks, BLOCK_SIZE, HK, D), strided

@@ -85,7 +85,7 @@ def exponential_log(key0, key1, token_ids):
     return tl.log2(draw) * LN2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["keys_stride"])
 def _sample_kernel(
     logits_ptr,  # (M, V')
     inverse_temperature_ptr,  # (M,)

@@ -18,10 +18,10 @@ struct ChooseArgs {
   const float* log_min_p;            // (M,) or null
   const int64_t* top_k;              // (M,) or null
   const float* top_p;                // (M,) or null
-  const int32_t* keys;               // (2, M)
+  const int32_t* keys;               // (2, M), rows `keys_stride` apart
   int64_t* tokens;                   // (M,)
   float* best;                       // (M,)
-  int64_t rows, vocab, stride;
+  int64_t rows, vocab, stride, keys_stride;
 };
 
 XLLM_INLINE bool any(ints mask) {
@@ -258,7 +258,7 @@ int64_t draw(const ChooseArgs& a, int64_t m, const float* x, int64_t best) {
     if (cut.kept == 1) return best;
     threshold = cut.threshold;
   }
-  return race(row, best, threshold, uint32_t(a.keys[m]), uint32_t(a.keys[a.rows + m]));
+  return race(row, best, threshold, uint32_t(a.keys[m]), uint32_t(a.keys[a.keys_stride + m]));
 }
 
 void choose(const ChooseArgs& a) {
@@ -276,12 +276,12 @@ void choose(const ChooseArgs& a) {
 struct SampleArgs {
   const void* logits;                // (M, V), rows `stride` apart
   const float* inverse_temperature;  // (M,) 0 is greedy
-  const int32_t* keys;               // (2, M)
+  const int32_t* keys;               // (2, M), rows `keys_stride` apart
   int32_t* tokens;                   // (M,)
   float* best;                       // (M,)
   int32_t* table;                    // flat
   const int64_t* write_index;        // (M,) into the table; negative is nowhere
-  int64_t rows, vocab, stride, dtype;
+  int64_t rows, vocab, stride, keys_stride, dtype;
 };
 
 // Without filters, from logits of any type, and written where the row reads it next.
@@ -290,6 +290,7 @@ void sample(const SampleArgs& a) {
   ChooseArgs plain = {};
   plain.inverse_temperature = a.inverse_temperature;
   plain.keys = a.keys;
+  plain.keys_stride = a.keys_stride;
   plain.rows = a.rows;
   plain.vocab = a.vocab;
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads()) if (a.rows > 1)
