@@ -154,14 +154,14 @@ def test_logprobs_that_would_fill_the_memory_are_refused_before_any_is_computed(
     scored.logprobs = 20
     shown = CompletionRequest(prompt=prompts, prompt_logprobs=5)
     for body in (scored, shown):
-        with pytest.raises(RequestError, match="^logprobs of all tokens") as refused:
+        with pytest.raises(RequestError, match=r"^logprobs of all tokens") as refused:
             factory.from_completion(body)
         assert refused.value.param == "logprobs"
     turn = [ChatMessage(role="user", content="Hi")]
     many = ChatCompletionRequest(messages=turn, n=128, max_tokens=8000, logprobs=True)
     factory.from_chat(many)
     many.top_logprobs = 20
-    with pytest.raises(RequestError, match="^logprobs of all tokens"):
+    with pytest.raises(RequestError, match=r"^logprobs of all tokens"):
         factory.from_chat(many)
     many.stream = True  # what was sent is not kept
     factory.from_chat(many)
