@@ -89,6 +89,13 @@ def test_scaling_that_was_added_to_the_new_layout_counts():
     )
 
 
+def test_lengths_may_be_written_as_floats():
+    scaling = YARN | {"original_max_position_embeddings": 2048.0}
+    assert parse_rope(hf_dict(scaling, 8192.0), HEAD_DIM) == parse_rope(
+        hf_dict(YARN, 8192), HEAD_DIM
+    )
+
+
 def test_a_rotation_per_layer_type_is_refused_where_all_layers_share_one():
     nested = {"rope_parameters": {"full_attention": {"rope_theta": 1e6, **YARN}}}
     with pytest.raises(ValueError, match=r"rope_parameters must be the same .*full_attention"):

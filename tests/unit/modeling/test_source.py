@@ -139,6 +139,7 @@ def test_index_decides_which_shards_count(folder):
     [
         ("absent.safetensors", "lacks absent.safetensors"),
         ("../x.safetensors", "outside its folder"),
+        (3, "weight_map of model.safetensors.index.json must give every tensor a file"),
     ],
 )
 def test_bad_shard_names_are_errors(folder, name, message):

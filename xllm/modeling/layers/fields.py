@@ -6,13 +6,16 @@ from typing import Any
 
 
 def positive_int(values: dict[str, Any], name: str, default: int | None) -> int:
-    """A positive integer; ``default``, if there is one, where the field is missing or null.
+    """A positive integer, or as a float; ``default``, if there is one, where the field is missing
+    or null.
 
     Raises:
         ValueError: it is missing and has no default, or it is no positive integer.
     """
     value = values.get(name)
     value = default if value is None else value
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise ValueError(f"config.json: {name} must be a positive integer, got {value!r}")
     return value

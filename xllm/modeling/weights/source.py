@@ -135,6 +135,8 @@ def _safetensors(folder: Path) -> tuple[str, ...]:
             hint = "; pickled weights are not read, convert them to safetensors" if pickled else ""
             raise ValueError(f"model: {folder} has no *.safetensors file{hint}")
         return tuple(str(path) for path in found)
+    if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
+        raise ValueError(f"model: weight_map of {_INDEX} must give every tensor a file")
     names = sorted(set(index.values()))
     for name in names:
         if Path(name).name != name:
