@@ -1,5 +1,6 @@
 """The story of a start: it is for people, and nothing depends on anybody reading it."""
 
+import contextlib
 import errno
 import io
 import json
@@ -28,14 +29,18 @@ class _Broken(_Terminal):
         raise OSError(errno.EPIPE, "Broken pipe")
 
 
-@pytest.fixture
-def json_log(capsys: pytest.CaptureFixture[str]) -> Iterator[pytest.CaptureFixture[str]]:
+@contextlib.contextmanager
+def json_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    written = io.StringIO()
+    monkeypatch.setattr("sys.stderr", written)
     configure_logging("info", "json")
-    yield capsys
-    root = logging.getLogger("xllm")
-    root.handlers.clear()
-    root.setLevel(logging.NOTSET)
-    root.propagate = True
+    try:
+        yield written
+    finally:
+        root = logging.getLogger("xllm")
+        root.handlers.clear()
+        root.setLevel(logging.NOTSET)
+        root.propagate = True
 
 
 def tell(log_format: str = "text") -> None:
@@ -61,18 +66,17 @@ def test_a_reader_that_leaves_stops_no_start(monkeypatch: pytest.MonkeyPatch) ->
     tell()
 
 
-def test_where_the_log_is_json_every_line_is_a_record(
-    json_log: pytest.CaptureFixture[str],
-) -> None:
-    tell("json")
-    records = [json.loads(line) for line in json_log.readouterr().err.splitlines()]
+def test_where_the_log_is_json_every_line_is_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    with json_log(monkeypatch) as written:
+        tell("json")
+    records = [json.loads(line) for line in written.getvalue().splitlines()]
     assert records[0]["message"].endswith(": smollm2")
     assert records[1]["message"].startswith("load weights: ")
     assert records[-1]["message"].startswith("try: curl ")
 
 
 def test_where_the_log_is_json_a_start_that_fails_is_a_record(
-    json_log: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def taken(config: object) -> None:
         raise ValueError("--port 8000 cannot be used")
@@ -80,6 +84,7 @@ def test_where_the_log_is_json_a_start_that_fails_is_a_record(
     monkeypatch.setattr(lifecycle, "bind", taken)
     config = XllmConfig(observability=ObservabilityConfig(log_format="json"))
     engine = object.__new__(SpawnedEngine)  # never reached
-    assert lifecycle.serve(config, engine) == 1
-    record = json.loads(json_log.readouterr().err)
+    with json_log(monkeypatch) as written:
+        assert lifecycle.serve(config, engine) == 1
+    record = json.loads(written.getvalue())
     assert (record["level"], record["message"]) == ("error", "--port 8000 cannot be used")
