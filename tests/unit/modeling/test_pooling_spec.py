@@ -90,6 +90,17 @@ def test_texts_are_lowercased_where_the_files_say_so(tmp_path):
     assert (found.max_len, found.lowercase) == (16, True)
 
 
+def test_a_default_prompt_is_said_not_to_be_used(tmp_path, caplog):
+    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": None}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    spec(tmp_path)
+    assert not caplog.records
+    prompts["default_prompt_name"] = "query"
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    spec(tmp_path)
+    assert "the default prompt 'query' is not put before texts" in caplog.text
+
+
 def test_other_modules_are_refused(tmp_path):
     write_config(tmp_path)
     modules = [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]

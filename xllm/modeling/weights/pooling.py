@@ -7,11 +7,14 @@ No torch: assembly asks before any process that computes exists.
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from xllm.core.config.files import PoolingSpec
 from xllm.modeling.models.config import required
+
+logger = logging.getLogger(__name__)
 
 # Families whose tokens see those after them: they cannot generate.
 ENCODERS = ("bert",)
@@ -65,6 +68,7 @@ def pooling_spec(task: str, config: dict[str, Any], folder: Path | None) -> Pool
     method = _method(folder, modules) or ("cls" if encoder else "last")
     transformer = _transformer(folder)
     length = transformer.get("max_seq_length")
+    _warn_of_prompt(folder)
     return PoolingSpec(
         task=task,
         method=method,
@@ -127,6 +131,16 @@ def _method(folder: Path | None, modules: dict[str, str]) -> str | None:
     if len(chosen) != 1 or others or chosen[0] not in known:
         raise ValueError(f"{where}: pooling must be one of {', '.join(sorted(known))}")
     return chosen[0]
+
+
+def _warn_of_prompt(folder: Path | None) -> None:
+    config = _read(folder / "config_sentence_transformers.json") if folder is not None else None
+    if isinstance(config, dict) and (name := config.get("default_prompt_name")):
+        logger.warning(
+            "config_sentence_transformers.json: the default prompt %r is not put before texts, "
+            "they are embedded as they come",
+            name,
+        )
 
 
 def _transformer(folder: Path | None) -> dict[str, Any]:
