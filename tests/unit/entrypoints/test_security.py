@@ -44,6 +44,18 @@ def test_each_of_several_keys_opens(key: str) -> None:
     assert call(app, "POST", "/v1/completions", key, json={"prompt": "x"}).status_code == 200
 
 
+@pytest.mark.parametrize("authorization", [None, "Bearer sk-of-another", "Basic eDp5"])
+def test_a_key_in_the_other_header_counts_whatever_authorization_says(
+    authorization: str | None,
+) -> None:
+    app = app_of(FakeStack(), api_key=[KEY])
+    headers = {} if authorization is None else {"Authorization": authorization}
+    body = {"messages": [], "max_tokens": 1}
+    for key, status in ((KEY, 200), ("sk-wrong", 401), ("", 401)):
+        sent = headers | {"X-Api-Key": key}
+        assert call(app, "POST", "/v1/messages", json=body, headers=sent).status_code == status
+
+
 def test_without_keys_everybody_may_come_in() -> None:
     assert ApiKeys([]).accepts(None)
 

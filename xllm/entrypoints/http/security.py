@@ -55,17 +55,18 @@ async def require_key(request: Request) -> None:
     """
     if request.scope["route"].path in PUBLIC_PATHS:
         return
-    if not request.app.state.api_keys and _from_other_site(request):
+    keys: ApiKeys = request.app.state.api_keys
+    if not keys and _from_other_site(request):
         raise RequestError(
             403,
             "pages of other sites may not use this server: name their origin in "
             "--allowed-origins or set --api-key",
         )
-    authorization = request.headers.get("authorization")
-    key = request.headers.get("x-api-key")  # how Anthropic's clients send it
-    if authorization is None and key is not None:
-        authorization = f"Bearer {key}"
-    if not request.app.state.api_keys.accepts(authorization):
+    if keys.accepts(request.headers.get("authorization")):
+        return
+    # How Anthropic's clients send it, at times beside a token that is for somebody else.
+    key = request.headers.get("x-api-key")
+    if key is None or not keys.accepts(f"Bearer {key}"):
         raise RequestError(401, "a valid API key is needed: Authorization: Bearer KEY")
 
 
