@@ -173,7 +173,7 @@ def test_a_grammar_ends_with_eos_even_if_eos_is_to_be_ignored():
 
 async def _check(factory, **fields):
     prepared = chat(factory, **fields)
-    await factory.grammars.check(prepared.request.structured_output, prepared.grammar_field)
+    await factory.grammars.check(prepared.request, prepared.grammar_field)
 
 
 @pytest.mark.parametrize(
@@ -206,6 +206,19 @@ def test_a_good_grammar_passes_and_is_compiled_once(monkeypatch):
     for _ in range(2):
         asyncio.run(_check(factory, guided_regex="[0-9]{3}"))
     assert len(compiled) == 1
+
+
+def test_a_deadline_does_not_wait_for_a_grammar(monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(GrammarCompiler, "compile", lambda self, output: release.wait(20))
+    begin = time.monotonic()
+    try:
+        with pytest.raises(RequestError, match="within its deadline of 50 ms") as caught:
+            asyncio.run(_check(make_factory(), guided_regex="slow", deadline_ms=50))
+        assert time.monotonic() - begin < 2
+    finally:
+        release.set()
+    assert (caught.value.status, caught.value.code) == (504, "deadline_exceeded")
 
 
 def test_a_slow_grammar_is_refused_in_time_and_the_loop_is_not_blocked(monkeypatch):

@@ -41,3 +41,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     structured_output: StructuredOutput | None = None  # the grammar of every choice
     second_start: int = 0  # first token of the second text of a pair; 0: the prompt is one text
     part_of: int = 0  # handle of the client's request that this one helps to answer; 0: it is that
+
+    @property
+    def deadline(self) -> float | None:
+        """``time.monotonic()`` of the sending host when it ends whatever happens; None is never."""
+        deadline_ms = self.targets.deadline_ms
+        return None if deadline_ms is None else self.arrival_time + deadline_ms / 1000

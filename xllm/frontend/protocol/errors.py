@@ -76,6 +76,12 @@ class RequestError(Exception):
         """400 for one field: ``problem`` continues the sentence that the name begins."""
         return cls(400, f"{field} {problem}", param=field)
 
+    @classmethod
+    def deadline_exceeded(cls, deadline_ms: float | None) -> RequestError:
+        """504 for a request that did not finish within the time that it gave itself."""
+        message = f"the request did not finish within its deadline of {deadline_ms:g} ms"
+        return cls(504, message, code="deadline_exceeded")
+
     def renamed(self, names: FieldNames) -> RequestError:
         """The same error in the words of an API that calls some fields by other names."""
         message = self.message

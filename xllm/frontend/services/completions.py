@@ -70,7 +70,7 @@ class CompletionService:
             return await self._beams.completion(body)
         prepared = await off_loop(intake_chars(body), lambda: self._factory.from_completion(body))
         first = prepared[0]  # all prompts share one grammar
-        await self._factory.grammars.check(first.request.structured_output, first.grammar_field)
+        await self._factory.grammars.check(first.request, first.grammar_field)
         stream = self._dispatcher.submit(
             prepared, whole=not body.stream, keep_entries=bool(body.return_token_ids)
         )

@@ -54,9 +54,7 @@ class Conversations:
         self.served.adapter(body.model)
         check_stream_fields(body)
         prepared = await off_loop(intake_chars(body), lambda: self._factory.from_chat(body))
-        await self._factory.grammars.check(
-            prepared.request.structured_output, prepared.grammar_field
-        )
+        await self._factory.grammars.check(prepared.request, prepared.grammar_field)
         stream = self._dispatcher.submit(
             [prepared], whole=not body.stream, keep_entries=bool(body.return_token_ids)
         )

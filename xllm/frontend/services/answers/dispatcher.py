@@ -103,16 +103,13 @@ class AnswerStream:
 
     def _start_clock(self) -> asyncio.TimerHandle | None:
         request = self.answers[0].request
-        deadline_ms = request.targets.deadline_ms
-        if deadline_ms is None:
+        if request.deadline is None:
             return None
-        left = request.arrival_time + deadline_ms / 1000 - time.monotonic()
-        message = f"the request did not finish within its deadline of {deadline_ms:g} ms"
         return self._loop.call_later(
-            max(0.0, left),
+            max(0.0, request.deadline - time.monotonic()),
             self._dispatcher.expire,
             self,
-            RequestError(504, message, code="deadline_exceeded"),
+            RequestError.deadline_exceeded(request.targets.deadline_ms),
         )
 
     def _stop_clock(self) -> None:
