@@ -5,12 +5,13 @@ import errno
 import io
 import json
 import logging
+import shlex
 from collections.abc import Iterator
 
 import pytest
 
 from xllm.assembly.process.spawn import SpawnedEngine
-from xllm.core.config import ObservabilityConfig, XllmConfig
+from xllm.core.config import ModelConfig, ObservabilityConfig, XllmConfig
 from xllm.core.messages.server import EngineProgress, EngineReady
 from xllm.core.observability.logging import configure_logging
 from xllm.entrypoints.http import lifecycle
@@ -43,12 +44,13 @@ def json_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
         root.propagate = True
 
 
-def tell(log_format: str = "text") -> None:
+def tell(log_format: str = "text", config: XllmConfig | None = None) -> None:
+    config = config or XllmConfig()
     report = StartupReport(log_format)
-    report.banner(XllmConfig())
+    report.banner(config)
     report.progress(EngineProgress("load weights", 0.5))
     ready = EngineReady("m", 512, 100, 4096, 8.0)
-    report.ready(ready, XllmConfig(), "http://127.0.0.1:8000", True)
+    report.ready(ready, config, "http://127.0.0.1:8000", True)
 
 
 def test_a_start_ends_with_where_the_server_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +61,23 @@ def test_a_start_ends_with_where_the_server_is(monkeypatch: pytest.MonkeyPatch) 
     assert " 50%" in told and "KV cache: 4,096 tokens" in told
     assert "http://127.0.0.1:8000/v1" in told.splitlines()[-2]
     assert told.splitlines()[-1].startswith("try: curl ")
+
+
+def test_the_proposed_command_survives_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = _Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    name = "o'brien's \"model\" \x1b[2J"
+    tell(config=XllmConfig(model=ModelConfig(served_model_name=name)))
+    line = terminal.getvalue().splitlines()[-1]
+    assert "\x1b" not in line
+    assert json.loads(shlex.split(line)[-1])["model"] == name
+
+
+def test_a_server_that_only_warns_proposes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = _Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    tell(config=XllmConfig(observability=ObservabilityConfig(log_level="warning")))
+    assert terminal.getvalue().splitlines()[-1].startswith("ready in ")
 
 
 def test_a_reader_that_leaves_stops_no_start(monkeypatch: pytest.MonkeyPatch) -> None:

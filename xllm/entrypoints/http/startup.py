@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import shlex
 import sys
 import time
 
@@ -80,10 +82,13 @@ class StartupReport:
         task = "chat" if chats and ready.task == "generate" else ready.task
         page = "chat page: /, " if config.server.enable_web and task == "chat" else ""
         self._line(f"ready in {seconds:.1f} s: {url}/v1  ({page}health: /health)")
+        if config.observability.log_level not in ("debug", "info"):
+            return  # such as the server that a chat starts for itself
         key = " -H 'Authorization: Bearer KEY'" if config.server.api_key else ""
         path, body = _EXAMPLES[task]
-        named = body.replace("NAME", config.model.api_name)
-        self._line(f"try: curl {url}{path} -H 'Content-Type: application/json'{key} -d '{named}'")
+        name = json.dumps(config.model.api_name)[1:-1]
+        named = shlex.quote(body.replace("NAME", name))
+        self._line(f"try: curl {url}{path} -H 'Content-Type: application/json'{key} -d {named}")
 
     def end_phase(self) -> None:
         """Say how long the phase took that ran, if one did."""

@@ -139,7 +139,7 @@ class Worker:
             ValueError: adapters are off, or this one does not fit.
         """
         if self._started is None or self._started.adapters is None:
-            raise ValueError("the server was started without --enable-lora")
+            raise ValueError("adapters are off; they need --enable-lora (enable_lora=True)")
         self._started.adapters.load(adapter, folder)
 
     @torch.inference_mode()
