@@ -165,6 +165,8 @@ def test_logprobs_that_would_fill_the_memory_are_refused_before_any_is_computed(
         factory.from_chat(many)
     many.stream = True  # what was sent is not kept
     factory.from_chat(many)
+    many.stream, many.max_tokens = False, None  # the context is no promise
+    factory.from_chat(many)
 
 
 def test_more_ids_than_anyone_has_are_not_detokenized() -> None:

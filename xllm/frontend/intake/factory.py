@@ -363,9 +363,9 @@ class RequestFactory:
         for length in prompt_lens:
             if params.prompt_logprobs is not None:
                 total += length * (1 + params.prompt_logprobs)
-            if params.logprobs is not None and not stream:
-                room = max(0, self.limits.max_model_len - length)
-                most = room if params.max_tokens is None else min(params.max_tokens, room)
+            # Without a limit of its own an answer ends long before the context does.
+            if params.logprobs is not None and params.max_tokens is not None and not stream:
+                most = min(params.max_tokens, max(0, self.limits.max_model_len - length))
                 total += params.n * most * (1 + params.logprobs)
         self.limits.check_logprob_values(total)
 
