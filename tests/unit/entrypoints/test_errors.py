@@ -43,6 +43,23 @@ def test_what_is_not_served_says_so(method: str, path: str, status: int) -> None
     assert path in error_of(response)["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/nowhere", None),
+        ("/v1/v1/nowhere", None),
+        ("/V1/completions", None),
+    ],
+)
+def test_a_base_url_without_v1_or_with_two_is_told_the_route(path: str, meant: str | None) -> None:
+    response = call(app_of(FakeStack()), "POST", path)
+    assert response.status_code == 404
+    message = error_of(response)["message"]
+    assert message.endswith(f"{path} (did you mean {meant}?)" if meant else path)
+
+
 def test_a_service_error_keeps_its_fields() -> None:
     stack = raising(RequestError(404, "no such model", param="model", code="model_not_found"))
     response = call(app_of(stack), "POST", COMPLETIONS, json={"prompt": "x"})

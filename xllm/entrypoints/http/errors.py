@@ -57,6 +57,8 @@ def install_handlers(app: FastAPI) -> None:
         message = error.detail
         if message == http.HTTPStatus(error.status_code).phrase:
             message = f"{message}: {request.method} {request.url.path}"
+            if error.status_code == http.HTTPStatus.NOT_FOUND:
+                message += _meant(request)
         known = RequestError(error.status_code, message)
         response = error_response(known, dialect_of(request.scope))
         response.headers.update(error.headers or {})
@@ -68,6 +70,14 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestError, on_request_error)
     app.add_exception_handler(TimeoutError, on_request_error)
+
+
+def _meant(request: Request) -> str:
+    """A question for the route, where a base URL lacks ``/v1`` or has one too many."""
+    path = request.url.path
+    meant = path.removeprefix("/v1") if path.startswith("/v1/v1/") else "/v1" + path
+    served = any(getattr(route, "path", None) == meant for route in request.app.state.routes)
+    return f" (did you mean {meant}?)" if served else ""
 
 
 class ErrorBoundary:
