@@ -18,6 +18,9 @@ class ExecutionConfig:
     attention_backend: str = option(
         "auto", "Attention backend by name; auto takes the best that the device offers."
     )
+    tensor_parallel_size: int = option(
+        1, "Devices that share the model; one so far.", low=1, high=1, aliases=("-tp",)
+    )
     enforce_eager: bool = option(False, "Never capture device graphs.")
 
     def __post_init__(self) -> None:
