@@ -15,7 +15,7 @@ OPTIONS = {
     "enable_prefix_caching",
     "scheduler": "max_num_seqs max_num_batched_tokens scheduling priority_policy "
     "enable_chunked_prefill async_scheduling max_waiting",
-    "execution": "device num_threads attention_backend enforce_eager",
+    "execution": "device num_threads attention_backend tensor_parallel_size enforce_eager",
     "server": "host port api_key allowed_origins enable_admin enable_web root_path "
     "shutdown_timeout "
     "max_body_bytes max_n max_prompts max_logprobs max_beam_width max_stop max_logit_bias "
