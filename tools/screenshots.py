@@ -27,7 +27,8 @@ _LOAD = """number => {
         headers: {"Content-Type": "application/json"},
         body: JSON.stringify({
             messages: [{role: "user", content: `Tell me a long story about ${i} foxes.`}],
-            max_tokens: 160,
+            max_tokens: 600,
+            ignore_eos: true,
         }),
     });
 }"""

@@ -32,7 +32,9 @@ const CARDS = [
     note: (now) => `of ${integer(total(now.samples, "xllm:kv_cache_capacity_tokens"))} tokens` },
   { title: "Prefix cache hits", top: 1, show: percent, note: () => "of tokens looked up",
     value: ratio("xllm:prefix_cache_hit_tokens_total", "xllm:prefix_cache_queried_tokens_total") },
-  { title: "Engine busy", value: rate("xllm:engine_step_seconds_total"), show: percent, top: 1,
+  { title: "Engine busy", show: percent, top: 1,
+    // The counter is as old as the engine's last report, so a second may seem to hold more than one.
+    value: (now, before) => Math.min(1, rate("xllm:engine_step_seconds_total")(now, before)),
     note: (now, before) => `${rate("xllm:engine_steps_total")(now, before).toFixed(0)} steps/s` },
   { title: "Memory of the engine", value: gauge("xllm:engine_resident_memory_bytes"), show: bytes,
     note: (now) => `server ${bytes(total(now.samples, "xllm:server_resident_memory_bytes"))}` },
