@@ -11,12 +11,10 @@ that had nothing else to do. Prints the number of steps, and on a failure the se
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import logging
 import random
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +33,7 @@ from tests.contract.equivalence.tiny_engine import (
     write_checkpoint,
 )
 from tests.fakes.engine import Answer, Client, preempt
+from tests.soak.runner import soak
 from xllm.core.config.files import ModelFiles
 from xllm.core.messages.worker import StepPlan
 from xllm.core.request.finish import FinishReason
@@ -309,30 +308,20 @@ class RandomLife:
 
 def main() -> None:
     """Run until the time is over."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the first life")
-    args = parser.parse_args()
     logging.disable(logging.CRITICAL)  # injected failures are logged with tracebacks
-    end = time.monotonic() + 60 * args.minutes
-    seed, num_steps, num_preemptions, num_requests = args.seed, 0, 0, 0
     models: dict[str, Model] = {}
     with tempfile.TemporaryDirectory() as folder:
-        while time.monotonic() < end:
+
+        def live(seed: int) -> dict[str, int]:
             life = RandomLife(seed, models, Path(folder))
-            try:
-                life.run(num_events=120)
-            except BaseException:
-                print(f"failed with --seed {seed}: {life.options}")
-                raise
-            num_steps += life.num_steps
-            num_preemptions += life.engine.stats.num_preemptions
-            num_requests += len(life.requests)
-            seed += 1
-    print(
-        f"{num_steps} steps, {seed - args.seed} engines, {num_requests} requests, "
-        f"{num_preemptions} preemptions: nothing found"
-    )
+            life.run(num_events=120)
+            return {
+                "steps": life.num_steps,
+                "requests": len(life.requests),
+                "preemptions": life.engine.stats.num_preemptions,
+            }
+
+        soak(__doc__, live)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,8 @@ those of transformers. Prints the number of models, and on a failure the seed th
 
 from __future__ import annotations
 
-import argparse
 import random
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ import torch
 import transformers
 
 from tests.contract.models.harness import PagedRun, load_tiny, reference_logits, tiny_checkpoint
+from tests.soak.runner import soak
 from xllm.hardware.kernels import ops
 
 MAX_LEN = 128
@@ -147,27 +146,15 @@ def compare(seed: int, folder: Path) -> None:
     torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0, msg=str(config))
 
 
-def main() -> None:
-    """Run until the time is over."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the first model")
-    args = parser.parse_args()
-    transformers.utils.logging.disable_progress_bar()
-    transformers.logging.set_verbosity_error()
-    ops.use_platform("cpu")
-    end = time.monotonic() + 60 * args.minutes
-    seed = args.seed
-    while time.monotonic() < end:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                compare(seed, Path(folder))
-            except BaseException:
-                print(f"failed with --seed {seed}")
-                raise
-        seed += 1
-    print(f"{seed - args.seed} models: nothing found")
+def live(seed: int) -> dict[str, int]:
+    """One model's comparison."""
+    with tempfile.TemporaryDirectory() as folder:
+        compare(seed, Path(folder))
+    return {}
 
 
 if __name__ == "__main__":
-    main()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
+    ops.use_platform("cpu")
+    soak(__doc__, live)

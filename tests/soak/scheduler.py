@@ -10,12 +10,11 @@ on a failure the seed that repeats it.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import random
-import time
 
 from tests.fakes.engine import Answer, FakeEngine, make_request
+from tests.soak.runner import soak
 from xllm.core.request.finish import FinishReason
 from xllm.core.request.request import Request
 
@@ -171,30 +170,17 @@ class RandomLife:
             assert starts == sorted(set(starts))
 
 
-def main() -> None:
-    """Run until the time is over."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the first life")
-    args = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # injected failures are logged with tracebacks
-    end = time.monotonic() + 60 * args.minutes
-    seed, num_steps, num_preemptions, num_requests = args.seed, 0, 0, 0
-    while time.monotonic() < end:
-        life = RandomLife(seed)
-        try:
-            num_steps += life.run(num_events=150)
-        except BaseException:
-            print(f"failed with --seed {seed} after {num_steps} steps")
-            raise
-        num_preemptions += life.engine.loop.stats().num_preemptions
-        num_requests += len(life.requests)
-        seed += 1
-    print(
-        f"{num_steps} steps, {seed - args.seed} engines, {num_requests} requests, "
-        f"{num_preemptions} preemptions: nothing found"
-    )
+def live(seed: int) -> dict[str, int]:
+    """One engine's life."""
+    life = RandomLife(seed)
+    num_steps = life.run(num_events=150)
+    return {
+        "steps": num_steps,
+        "requests": len(life.requests),
+        "preemptions": life.engine.loop.stats().num_preemptions,
+    }
 
 
 if __name__ == "__main__":
-    main()
+    logging.disable(logging.CRITICAL)  # injected failures are logged with tracebacks
+    soak(__doc__, live)
