@@ -211,8 +211,8 @@ class LLM:
         body = msgspec.convert(
             {"model": "", "messages": list(chat), **options}, ChatCompletionRequest, strict=False
         )
-        text = self._factory.render(body)
-        return text, self._factory.encode("messages", [text], False)[0]
+        text = self._factory.prompts.render(body)
+        return text, self._factory.prompts.encode("messages", [text], False)[0]
 
     def embed(
         self,

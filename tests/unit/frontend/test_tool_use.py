@@ -71,10 +71,12 @@ def schema_of(made: Stack, **fields):
 
 def test_conversations_with_tools_take_the_template_for_tools():
     made = stack()
-    made.factory._chat_template = ChatTemplate("plain", tool_source="{{ tools | length }} tools")
-    assert made.factory.render(body()) == "plain"
-    assert made.factory.render(body(tools=[ADD])) == "1 tools"
-    assert made.factory.render(body(tools=[ADD], tool_choice="none")) == "plain"
+    made.factory.prompts._chat_template = ChatTemplate(
+        "plain", tool_source="{{ tools | length }} tools"
+    )
+    assert made.factory.prompts.render(body()) == "plain"
+    assert made.factory.prompts.render(body(tools=[ADD])) == "1 tools"
+    assert made.factory.prompts.render(body(tools=[ADD], tool_choice="none")) == "plain"
 
 
 def test_a_named_tool_binds_the_answer_to_its_arguments():

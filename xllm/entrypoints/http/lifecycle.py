@@ -123,7 +123,7 @@ class _Server:
         gc.freeze()  # full collections need not walk what start-up built: 0.1 s without a token
         host, port = self._listener.getsockname()[:2]
         services = self._stack.services
-        chats = services is not None and services.factory.has_chat_template
+        chats = services is not None and services.factory.prompts.has_chat_template
         self._report.ready(ready, self._config, f"http://{_url_host(host)}:{port}", chats)
         dying = asyncio.create_task(self._stack.died.wait())
         await asyncio.wait({dying, stopping}, return_when=asyncio.FIRST_COMPLETED)

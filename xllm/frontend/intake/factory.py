@@ -25,20 +25,15 @@ from xllm.frontend.intake.bad_words import bad_word_token_ids
 from xllm.frontend.intake.defaults import SamplingDefaults
 from xllm.frontend.intake.grammar_check import GrammarCheck
 from xllm.frontend.intake.limits import Limits
-from xllm.frontend.intake.messages import (
-    num_chars,
-    prefill_of,
-    template_messages,
-    template_variables,
-    thinking_is_off,
-)
+from xllm.frontend.intake.messages import prefill_of, thinking_is_off
 from xllm.frontend.intake.params import chat_params, completion_params, targets_of
+from xllm.frontend.intake.prompts import Prompts
 from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.intake.structured import Form, asked_form, to_grammar
 from xllm.frontend.intake.thinking import FIELD as BUDGET_FIELD
 from xllm.frontend.intake.thinking import bound_thoughts
 from xllm.frontend.intake.tools import ToolUse, tool_use
-from xllm.frontend.intake.truncation import KeptText, last_tokens, num_kept
+from xllm.frontend.intake.truncation import num_kept
 from xllm.frontend.intake.unserved import check_served
 from xllm.frontend.output.answer import GRAMMAR_FIELD
 from xllm.frontend.parsers import MessageParser
@@ -46,8 +41,7 @@ from xllm.frontend.parsers.answer import AnswerFormats, Expected
 from xllm.frontend.protocol.chat import ChatCompletionRequest
 from xllm.frontend.protocol.completions import CompletionRequest
 from xllm.frontend.protocol.errors import RequestError
-from xllm.frontend.protocol.tokenize import TokenizeRequest
-from xllm.frontend.text.chat_template import RESERVED_NAMES, ChatTemplate
+from xllm.frontend.text.chat_template import ChatTemplate
 from xllm.frontend.text.tokenizer import Tokenizer
 
 # Choice i samples with seed + i; the sum must stay a signed 64-bit number.
@@ -89,6 +83,7 @@ class RequestFactory:
         task: what the model is served for; unless that is ``generate``, every request is refused.
 
     Attributes:
+        prompts: what makes token ids of texts and conversations.
         formats: as given.
         eos_token_ids: as given, those within the vocabulary.
         grammars: what compiles the grammars of prepared requests, to be asked before they are sent.
@@ -111,18 +106,13 @@ class RequestFactory:
         self.tokenizer = tokenizer
         self.limits = limits
         self.defaults = defaults or SamplingDefaults()
-        self._chat_template = chat_template
+        self.prompts = Prompts(tokenizer, limits, chat_template)
         self.formats = formats or AnswerFormats(tokenizer)
         self.eos_token_ids = tuple(i for i in eos_token_ids if i < limits.vocab_size)
         self.grammars = GrammarCheck(GrammarCache(self._grammar_compiler, max_lanes=0))
         self._handles = itertools.count(1)
         self._random = random.Random(seed)
         self._task = task
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether chats can be answered."""
-        return self._chat_template is not None
 
     def from_chat(self, body: ChatCompletionRequest) -> PreparedRequest:
         """A chat request: one prompt, ``n`` choices."""
@@ -132,11 +122,11 @@ class RequestFactory:
             self.limits.check_top_logprobs(body.top_logprobs)
             params = chat_params(body, self.defaults)
             tools = tool_use(body)
-            text = self.render(body, tools)
+            text = self.prompts.render(body, tools)
             keep = num_kept(body.truncate_prompt_tokens, params.max_tokens, self.limits)
             special = body.add_special_tokens is True
-            ((shown, ids),) = self._encode_last("messages", [text], special, keep)
-            self._check_logprob_values(params, [len(ids)], body.stream)
+            ((shown, ids),) = self.prompts.encode_last("messages", [text], special, keep)
+            self.limits.check_logprobs(params, [len(ids)], bool(body.stream))
             thinking = self.formats.thinking(text, prefill_of(body))
             off = thinking is None and thinking_is_off(body)  # and the template does not say so
             begins = False if off else thinking
@@ -164,9 +154,10 @@ class RequestFactory:
             self.limits.check_best_of(body.best_of)
             params = completion_params(body, self.defaults)
             keep = num_kept(body.truncate_prompt_tokens, params.max_tokens, self.limits)
-            prompts = self._prompts(body, params.n, keep)
+            prompts = self.prompts.of_completion(body, params.n, keep)
             if params.logprobs is not None or params.prompt_logprobs is not None:
-                self._check_logprob_values(params, [len(ids) for _, ids in prompts], body.stream)
+                lens = [len(ids) for _, ids in prompts]
+                self.limits.check_logprobs(params, lens, bool(body.stream))
             return [
                 self._make("prompt", ids, params, body, text, asked_form(body))
                 for text, ids in prompts
@@ -186,7 +177,7 @@ class RequestFactory:
         self.check_generates()
         try:
             text = prompt if isinstance(prompt, str) else None
-            ids = prompt if text is None else self.encode("prompt", [text], True)[0]
+            ids = prompt if text is None else self.prompts.encode("prompt", [text], True)[0]
             assert not isinstance(ids, str)
             return self._resolve("prompt", ids, params, text, priority, adapter=adapter)
         except ValueError as error:
@@ -232,58 +223,6 @@ class RequestFactory:
                 f"use {_ENDPOINTS[self._task]}",
             )
 
-    def render(
-        self, body: ChatCompletionRequest | TokenizeRequest, tools: ToolUse | None = None
-    ) -> str:
-        """The prompt text of a conversation.
-
-        Args:
-            body: has the messages.
-            tools: what it says about tools, if that was read already.
-
-        Raises:
-            ValueError: as the house has it; callers outside turn it into a ``RequestError``.
-        """
-        if self._chat_template is None:
-            raise ValueError(
-                "messages cannot be rendered: the model has no chat template; start the server "
-                "with --chat-template FILE"
-            )
-        if body.chat_template is not None:
-            raise ValueError("chat_template must come from the server, not from a request")
-        variables = template_variables(body)
-        for name in variables:
-            if name in RESERVED_NAMES:
-                raise ValueError(f"chat_template_kwargs must not contain {name!r}")
-        self.limits.check_turns(len(body.messages or ()))
-        max_token_chars = self.tokenizer.max_token_chars
-        self.limits.check_text("messages", num_chars(body.messages or []), max_token_chars)
-        proceed = bool(body.continue_final_message)
-        if proceed and body.add_generation_prompt:
-            raise ValueError("continue_final_message excludes add_generation_prompt")
-        if tools is None and isinstance(body, ChatCompletionRequest):
-            tools = tool_use(body)
-        shown = body.tools if tools is None else tools.shown
-        template = self._chat_template.with_tools if shown else self._chat_template
-        return template.render(
-            template_messages(body.messages or [], template.needs),
-            tools=shown,
-            add_generation_prompt=not proceed and body.add_generation_prompt is not False,
-            continue_final_message=proceed,
-            variables=variables,
-            max_chars=self.limits.max_chars(max_token_chars),
-        )
-
-    def encode(self, field: str, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of texts that may still fit the context.
-
-        Raises:
-            ValueError: a text is too long, whatever its tokens are.
-        """
-        for text in texts:
-            self.limits.check_text(field, len(text), self.tokenizer.max_token_chars)
-        return self.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
-
     def _form(
         self, body: ChatCompletionRequest, tools: ToolUse, thinking: bool | None
     ) -> Form | None:
@@ -323,51 +262,6 @@ class RequestFactory:
         return GrammarCompiler(
             self.tokenizer.vocabulary(self.limits.vocab_size, self.eos_token_ids)
         )
-
-    def _prompts(
-        self, body: CompletionRequest, n: int, keep: int | None
-    ) -> Sequence[tuple[str | None, Sequence[int]]]:
-        """Text (None for ids) and token ids of every prompt, its last ``keep`` if that is given."""
-        prompt = body.prompt
-        entries = [prompt] if isinstance(prompt, str) else prompt
-        if not entries:
-            raise ValueError("prompt must not be empty")
-        long = keep is None and len(entries) > self.limits.max_model_len
-        if long and isinstance(entries[0], int):
-            self.limits.check_prompt("prompt", entries, 0)  # type: ignore[arg-type]
-        if all(type(entry) is int for entry in entries):
-            return [(None, entries[-keep:] if keep else entries)]  # type: ignore[list-item]
-        self.limits.check_sequences(len(entries), n)
-        texts = [entry for entry in entries if isinstance(entry, str)]
-        if len(texts) == len(entries):
-            special = body.add_special_tokens is not False
-            return self._encode_last("prompt", texts, special, keep)
-        lists = [entry for entry in entries if isinstance(entry, list)]
-        if len(lists) != len(entries):
-            raise ValueError("prompt must hold only strings, only token ids or only lists of ids")
-        return [(None, ids[-keep:] if keep else ids) for ids in lists]
-
-    def _encode_last(
-        self, field: str, texts: Sequence[str], special: bool, keep: int | None
-    ) -> Sequence[KeptText]:
-        """Texts with their token ids, of which ``keep`` are kept if that is given."""
-        if keep is None:
-            return list(zip(texts, self.encode(field, texts, special), strict=True))
-        return last_tokens(self.tokenizer, self.limits, texts, keep, add_special_tokens=special)
-
-    def _check_logprob_values(
-        self, params: SamplingParams, prompt_lens: Sequence[int], stream: bool | None
-    ) -> None:
-        """Refuse more logprobs than may be held at once; a stream holds none of its answers'."""
-        total = 0
-        for length in prompt_lens:
-            if params.prompt_logprobs is not None:
-                total += length * (1 + params.prompt_logprobs)
-            # Without a limit of its own an answer ends long before the context does.
-            if params.logprobs is not None and params.max_tokens is not None and not stream:
-                most = min(params.max_tokens, max(0, self.limits.max_model_len - length))
-                total += params.n * most * (1 + params.logprobs)
-        self.limits.check_logprob_values(total)
 
     def _make(
         self,

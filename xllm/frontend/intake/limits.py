@@ -163,16 +163,31 @@ class Limits:
         """
         _at_most("top_logprobs", value or 0, self.max_logprobs)
 
-    def check_logprob_values(self, num_values: int) -> None:
+    def check_logprobs(
+        self, params: SamplingParams, prompt_lens: Sequence[int], streams: bool
+    ) -> None:
         """Check how many logprobs a request may bring, those of the alternatives included.
+
+        Args:
+            params: of every answer.
+            prompt_lens: tokens of each prompt.
+            streams: none of an answer's are kept.
 
         Raises:
             ValueError: more than are held for one request.
         """
-        if num_values > _MAX_LOGPROB_VALUES:
+        total = 0
+        for length in prompt_lens:
+            if params.prompt_logprobs is not None:
+                total += length * (1 + params.prompt_logprobs)
+            # Without a limit of its own an answer ends long before the context does.
+            if params.logprobs is not None and params.max_tokens is not None and not streams:
+                most = min(params.max_tokens, max(0, self.max_model_len - length))
+                total += params.n * most * (1 + params.logprobs)
+        if total > _MAX_LOGPROB_VALUES:
             raise ValueError(
                 f"logprobs of all tokens and alternatives must be at most {_MAX_LOGPROB_VALUES} "
-                f"in one request, got {num_values}: ask for fewer alternatives, tokens or prompts"
+                f"in one request, got {total}: ask for fewer alternatives, tokens or prompts"
             )
 
     def check_best_of(self, value: int | None) -> None:

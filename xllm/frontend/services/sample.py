@@ -81,7 +81,7 @@ class SampleService:
         prompt = body.prompt
         ids = prompt
         if isinstance(prompt, str):
-            ids = self._factory.encode("prompt", [prompt], special)[0]
+            ids = self._factory.prompts.encode("prompt", [prompt], special)[0]
         prepared = self._factory.create(
             ids,
             SamplingParams(max_tokens=0, prompt_logprobs=count),

@@ -77,7 +77,7 @@ class TokenizeService:
         special = body.add_special_tokens
         if text is None:
             try:
-                text = self._factory.render(body)
+                text = self._factory.prompts.render(body)
             except ValueError as error:
                 raise RequestError.from_value_error(error) from None
             special = bool(special)  # the template writes them itself
