@@ -92,6 +92,9 @@ class Platform(base.Platform):
             torch.set_num_threads(num_threads)
         torch.cuda.set_device(self.device)
         ops.use_platform(self.kernels)
+        from xllm.hardware.kernels.triton.compile_ahead import prepare
+
+        prepare()
 
     def compile_ahead(self, works: Sequence[Callable[[], object]]) -> None:
         from xllm.hardware.kernels.triton.compile_ahead import compile_ahead

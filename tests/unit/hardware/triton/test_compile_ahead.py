@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import threading
+import time
 
 import pytest
+import torch
 import triton
+from triton.runtime import cache, driver
 from triton.runtime.jit import JITFunction
 
-from xllm.hardware.kernels.triton.compile_ahead import compile_ahead
+from tests.fakes.hopper import HopperDriver
+from xllm.hardware.kernels import ops
+from xllm.hardware.kernels.triton.compile_ahead import compile_ahead, prepare
+from xllm.hardware.platforms import cuda
+
+module = importlib.import_module("xllm.hardware.kernels.triton.compile_ahead")
 
 
 class Compiled:
@@ -59,3 +69,73 @@ def test_an_error_of_the_work_leaves_triton_as_it_was(kernel: FakeKernel) -> Non
     assert JITFunction.run is launched
     with triton.AsyncCompileMode(None):  # the mode was left
         pass
+
+
+class SlowDriver(HopperDriver):
+    """Takes its time, on whatever thread asks first."""
+
+    def __init__(self) -> None:
+        self.asked: list[threading.Thread] = []
+
+    def get_current_target(self) -> object:
+        self.asked.append(threading.current_thread())
+        time.sleep(0.05)
+        return super().get_current_target()
+
+
+def test_triton_is_prepared_on_threads_and_work_waits_for_them(monkeypatch) -> None:
+    slow, hashed, intervals = SlowDriver(), [], [sys.getswitchinterval()]
+
+    def triton_key() -> None:
+        time.sleep(0.05)
+        hashed.append(threading.current_thread())
+        intervals.append(sys.getswitchinterval())
+
+    monkeypatch.setattr(module, "INTERPRETED", False)
+    monkeypatch.setattr(driver, "_active", slow)
+    monkeypatch.setattr(cache, "triton_key", triton_key)
+    prepare()
+    assert not hashed, "the caller waits"
+    threads: list[threading.Thread] = []
+    compile_ahead([lambda: threads.extend(slow.asked + hashed)])
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
+    assert not any(thread.is_alive() for thread in threads)
+    assert intervals[1] < intervals[0] == sys.getswitchinterval()
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_what_cannot_be_prepared_is_left_to_the_first_launch(monkeypatch, moved: bool) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(module, "INTERPRETED", False)
+    monkeypatch.setattr(driver, "_active", None)
+    monkeypatch.setattr(driver, "_default", None)
+    monkeypatch.setattr(torch.cuda, "is_available", fail)
+    if moved:
+        monkeypatch.delattr(cache, "triton_key")
+    else:
+        monkeypatch.setattr(cache, "triton_key", fail)
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    prepare()
+    called: list[bool] = []
+    compile_ahead([lambda: called.append(True)])
+    assert called and not failed
+
+
+def test_the_interpreter_needs_no_preparation(monkeypatch) -> None:
+    monkeypatch.setattr(module, "INTERPRETED", True)
+    monkeypatch.setattr(threading, "Thread", None)
+    prepare()
+
+
+def test_a_gpu_prepares_triton_when_it_starts(monkeypatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(ops, "use_platform", calls.append)
+    monkeypatch.setattr(module, "prepare", lambda: calls.append("prepare"))
+    cuda.Platform().start()
+    assert calls == ["triton", "prepare"]

@@ -4,16 +4,57 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import triton
+from triton.compiler import make_backend
+from triton.runtime import cache, driver
 from triton.runtime.jit import JITFunction
+
+from xllm.hardware.kernels.triton.launch import INTERPRETED
 
 # A compilation spends its time outside Python's lock: in MLIR, LLVM, the assembler and the C
 # compiler that builds a kernel's launcher.
 _MAX_THREADS = 16
+# Triton's files are hashed by the megabyte, each of which waits for Python's lock twice: at 5 ms,
+# Python's default, it would take seconds beside a busy thread.
+_SWITCH_SECONDS = 5e-4
+
+_preparing: list[threading.Thread] = []
+
+
+def prepare() -> None:
+    """Begin, on threads, what Triton does once in a process before it compiles its first kernel.
+
+    ``compile_ahead`` waits for them. What fails here is done again, and reported, by that kernel.
+    """
+    if INTERPRETED or _preparing:
+        return
+    for work in (_open_driver, _hash_compiler):
+        thread = threading.Thread(target=work, name=f"triton{work.__name__}", daemon=True)
+        thread.start()
+        _preparing.append(thread)
+
+
+def _open_driver() -> None:
+    """Load Triton's access to the device, built by the C compiler at first, and ask for the
+    assembler's version."""
+    with contextlib.suppress(Exception):
+        make_backend(driver.active.get_current_target()).hash()
+
+
+def _hash_compiler() -> None:
+    """Compute the hash of Triton's own files, some hundred megabytes, that is in every key of its
+    cache. Triton keeps it."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(min(interval, _SWITCH_SECONDS))
+    with contextlib.suppress(Exception):
+        cache.triton_key()
+    sys.setswitchinterval(interval)
 
 
 def compile_ahead(
@@ -35,6 +76,8 @@ def compile_ahead(
         found[id(kernel)] = kernel
         return kernel
 
+    while _preparing:
+        _preparing.pop().join()
     threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
     JITFunction.run = compile_only
     try:
