@@ -22,13 +22,17 @@ module = importlib.import_module("xllm.hardware.kernels.triton.compile_ahead")
 
 
 class Compiled:
-    """Counts its loads."""
+    """Notes which threads load it; ``fails`` then."""
 
-    loads = 0
+    def __init__(self, fails: bool = False) -> None:
+        self.loaded_by: list[int] = []
+        self._fails = fails
 
     @property
     def run(self) -> None:
-        self.loads += 1
+        self.loaded_by.append(threading.get_ident())
+        if self._fails:
+            raise RuntimeError("too much shared memory")
 
 
 class FakeKernel(JITFunction):
@@ -55,11 +59,38 @@ def test_kernels_are_compiled_and_not_launched(kernel: FakeKernel) -> None:
     works = [lambda: kernel[(1,)](), lambda: kernel[(2,)]()]
     compile_ahead(works, lambda: entered.append(threading.get_ident()))
     assert kernel.calls == [True, True]
-    assert kernel.compiled.loads == 1
-    assert entered and threading.get_ident() not in entered
+    assert len(kernel.compiled.loaded_by) == 1
+    assert set(kernel.compiled.loaded_by) <= set(entered)
+    assert threading.get_ident() not in entered
     assert JITFunction.run is launched
     kernel[(1,)]()
     assert kernel.calls == [True, True, False]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_kernel_is_loaded_where_it_was_compiled_before_others_are(monkeypatch, fails) -> None:
+    """What fails then is left to its first launch."""
+    modes: list[triton.AsyncCompileMode] = []
+
+    class Mode(triton.AsyncCompileMode):
+        def __enter__(self):
+            modes.append(self)
+            return super().__enter__()
+
+    monkeypatch.setattr(triton, "AsyncCompileMode", Mode)
+    entered: list[int] = []
+    compiled_by: list[int] = []
+
+    def compile_kernel() -> Compiled:
+        compiled_by.append(threading.get_ident())
+        return Compiled(fails)
+
+    def launch() -> None:
+        kernel = modes[0].executor.submit(compile_kernel).result(10)
+        assert kernel.loaded_by == compiled_by
+
+    compile_ahead([launch], lambda: entered.append(threading.get_ident()))
+    assert compiled_by == entered
 
 
 def test_an_error_of_the_work_leaves_triton_as_it_was(kernel: FakeKernel) -> None:

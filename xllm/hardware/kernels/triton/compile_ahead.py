@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import triton
@@ -66,14 +66,17 @@ def compile_ahead(
     Compiled kernels stay in Triton's cache folder: a second start only loads them.
 
     Args:
-        enter_thread: called first in every thread that loads kernels; makes the device current.
+        enter_thread: called first in every thread that compiles and loads kernels; makes the device
+            current.
     """
     run = JITFunction.run
-    found: dict[int, Any] = {}
+    known: dict[int, Any] = {}
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
-        found[id(kernel)] = kernel
+        if not isinstance(kernel, triton.FutureKernel) and id(kernel) not in known:
+            known[id(kernel)] = kernel  # compiled before, perhaps not loaded
+            pool.submit(lambda: kernel)
         return kernel
 
     while _preparing:
@@ -81,13 +84,23 @@ def compile_ahead(
     threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
     JITFunction.run = compile_only
     try:
-        with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool):
+        with _Pool(threads, initializer=enter_thread) as pool, triton.AsyncCompileMode(pool):
             for work in works:
                 work()
     finally:
         JITFunction.run = run
-    with ThreadPoolExecutor(threads, initializer=enter_thread) as pool:
-        list(pool.map(_load, found.values()))
+
+
+class _Pool(ThreadPoolExecutor):
+    """Its tasks return kernels, which are loaded on the same thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        def compile_and_load() -> Any:
+            kernel = fn(*args, **kwargs)
+            _load(kernel)
+            return kernel
+
+        return super().submit(compile_and_load)
 
 
 def _load(kernel: Any) -> None:
@@ -95,7 +108,5 @@ def _load(kernel: Any) -> None:
 
     That launch also reports what fails here.
     """
-    if isinstance(kernel, triton.FutureKernel):
-        kernel = kernel.result()
     with contextlib.suppress(Exception):
         _ = kernel.run
