@@ -6,6 +6,7 @@ import importlib
 import sys
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -65,6 +66,34 @@ def test_kernels_are_compiled_and_not_launched(kernel: FakeKernel) -> None:
     assert JITFunction.run is launched
     kernel[(1,)]()
     assert kernel.calls == [True, True, False]
+
+
+class CompiledLater(triton.FutureKernel):
+    """Counts who asks for the result."""
+
+    def __init__(self) -> None:
+        self.kernel = None
+        self.future = Future()
+        self.num_asked = 0
+
+    def result(self, ignore_errors: bool = False) -> Compiled:
+        self.num_asked += 1
+        self.kernel, self.future = self.future.result(0), None
+        return self.kernel
+
+
+def test_a_kernel_is_taken_over_by_the_first_launch_after_its_compilation(
+    kernel: FakeKernel,
+) -> None:
+    later = kernel.compiled = CompiledLater()
+    asked: list[int] = []
+
+    def launch() -> None:
+        kernel[(1,)]()
+        asked.append(later.num_asked)
+
+    compile_ahead([launch, lambda: later.future.set_result(Compiled()), launch, launch])
+    assert asked == [0, 1, 1]
 
 
 @pytest.mark.parametrize("fails", [False, True])

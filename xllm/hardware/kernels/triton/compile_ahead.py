@@ -74,7 +74,10 @@ def compile_ahead(
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
-        if not isinstance(kernel, triton.FutureKernel) and id(kernel) not in known:
+        if isinstance(kernel, triton.FutureKernel):
+            if kernel.kernel is None and kernel.future.done():
+                kernel.result()  # now its next launch finds it, instead of building its key again
+        elif id(kernel) not in known:
             known[id(kernel)] = kernel  # compiled before, perhaps not loaded
             pool.submit(lambda: kernel)
         return kernel
