@@ -30,6 +30,7 @@ from xllm.hardware.kernels.binding import OP_FILES
 from xllm.hardware.platforms import cpu
 from xllm.modeling.attention import GraphSupport
 from xllm.modeling.attention import torch as torch_backend
+from xllm.modeling.models.decoder import CausalLM
 
 MAX_ROWS = 6
 
@@ -198,6 +199,29 @@ def test_what_a_graph_launches_was_launched_before(
     names = {name for name, *_ in launched}
     assert names > {"paged_attention", "linear", "rms_norm", "fused_add_rms_norm"}
     assert unrehearsed and not any(unrehearsed)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_every_size_is_rehearsed_once(
+    compiles: bool, tmp_path: Path, graphs: FakeGraphs, monkeypatch
+) -> None:
+    """Before its capture, or where kernels are compiled ahead."""
+    phases: list[str] = []
+    rehearsed: list[tuple[int, str]] = []
+    plain = CausalLM.rehearse
+
+    def rehearse(self, input_ids, positions, context):
+        rehearsed.append((len(input_ids), phases[-1]))
+        return plain(self, input_ids, positions, context)
+
+    monkeypatch.setattr(CausalLM, "rehearse", rehearse)
+    monkeypatch.setattr(cpu.Platform, "compiles_kernels", compiles)
+    monkeypatch.setattr(cpu.Platform, "compile_ahead", lambda _, works: [work() for work in works])
+    make_worker(progress=lambda phase, _: phases.append(phase)).start()
+    captured = [len(g.output.tokens) for g in graphs.of(DecodeOutput)]
+    captured += [len(g.output.hidden) for g in graphs.of(MixedOutput)]
+    assert sorted(size for size, _ in rehearsed) == sorted(captured)
+    assert {phase == "compile kernels" for _, phase in rehearsed} == {compiles}
 
 
 def test_rehearsals_launch_what_follows_a_graph(

@@ -43,8 +43,8 @@ class CudaGraphs:
         self._live: weakref.WeakSet[CudaGraph] = weakref.WeakSet()
 
     def capture(self, work: Callable[[], Any]) -> CudaGraph:
-        """Record what ``work`` launches. It must have run before, outside capture, so that
-        kernels are compiled and libraries initialized."""
+        """Record what ``work`` launches. It must have run before, outside capture, if only under
+        ``Platform.compile_ahead``, so that kernels are loaded and libraries initialized."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with _no_collection():

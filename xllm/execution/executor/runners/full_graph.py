@@ -94,6 +94,7 @@ class FullGraphRunner:
         self._prefix_buckets: list[int] = []
         if backend.reads_shared_prefixes:
             self._prefix_buckets = prefix_buckets(self._buckets)
+        self._rehearsed: set[tuple[int, bool]] = set()
         self._graphs: dict[tuple[int, bool], Graph] = {}
         self._memory = DecodeMemory.allocate(tables, self._buckets[-1])
         self._staging = Staging(self._memory.packed)
@@ -101,11 +102,8 @@ class FullGraphRunner:
 
     def rehearsals(self) -> list[Callable[[], DecodeOutput]]:
         """Work that launches every kernel of the graphs, which differ by the number of rows: first
-        that of most rows."""
-        return [
-            functools.partial(self._decode, size, shares, rehearsal=True)
-            for size, shares in self._sizes()
-        ]
+        that of most rows. It may be called with kernels that are loaded instead of launched."""
+        return [functools.partial(self._rehearse, *size) for size in self._sizes()]
 
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture every bucket, the largest first, so that the others fit into its memory.
@@ -119,12 +117,17 @@ class FullGraphRunner:
         for number, (size, shares) in enumerate(wanted):
             self._staging.load(empty_step(size, len(self._tables.block_tables), shares))
             work = functools.partial(self._decode, size, shares)
-            if not self._api.on_demand:
-                # Outside capture: loads kernels and sets libraries up, once for all layers.
-                self._decode(size, shares, rehearsal=True)
+            if not self._api.on_demand and (size, shares) not in self._rehearsed:
+                self._rehearse(size, shares)
             self._graphs[size, shares] = self._api.capture(work)
             if progress is not None:
                 progress(number + 1, len(wanted))
+
+    def _rehearse(self, size: int, shares: bool) -> DecodeOutput:
+        """Outside capture: loads kernels and sets libraries up, once for all layers."""
+        output = self._decode(size, shares, rehearsal=True)
+        self._rehearsed.add((size, shares))
+        return output
 
     def _sizes(self) -> list[tuple[int, bool]]:
         """Of every graph the rows, and whether they share prefixes; the largest first."""

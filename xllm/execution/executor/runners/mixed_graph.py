@@ -93,6 +93,7 @@ class MixedGraphRunner:
         self._api = graphs
         self._limits = limits
         self._buckets = token_buckets(limits.max_tokens)
+        self._rehearsed: set[int] = set()
         self._graphs: dict[int, Graph] = {}  # on demand: by last use, the oldest first
         self._seen: set[int] = set()  # on demand: token counts that came once
         self._enabled = graphs.on_demand  # else once buckets are captured
@@ -100,9 +101,10 @@ class MixedGraphRunner:
         self.num_replays = 0
 
     def rehearsals(self) -> list[Callable[[], object]]:
-        """Work that launches every kernel of the graphs, which differ by the number of tokens."""
+        """Work that launches every kernel of the graphs, which differ by the number of tokens. It
+        may be called with kernels that are loaded instead of launched."""
         self._memory.clear()
-        return [functools.partial(self._forward, size, rehearsal=True) for size in self._buckets]
+        return [functools.partial(self._rehearse, size) for size in self._buckets]
 
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture every bucket, the largest first, so that the others fit into its memory.
@@ -113,12 +115,17 @@ class MixedGraphRunner:
             return
         self._memory.clear()
         for number, size in enumerate(reversed(self._buckets)):
-            # Outside capture: loads kernels and sets libraries up, once for all layers.
-            self._forward(size, rehearsal=True)
+            if size not in self._rehearsed:
+                self._rehearse(size)
             self._graphs[size] = self._api.capture(functools.partial(self._forward, size))
             if progress is not None:
                 progress(number + 1, len(self._buckets))
         self._enabled = True
+
+    def _rehearse(self, size: int) -> None:
+        """Outside capture: loads kernels and sets libraries up, once for all layers."""
+        self._forward(size, rehearsal=True)
+        self._rehearsed.add(size)
 
     @property
     def full_step(self) -> int:
