@@ -17,8 +17,9 @@ from triton.runtime.jit import JITFunction
 
 from xllm.hardware.kernels.triton.launch import INTERPRETED
 
-# A compilation spends its time outside Python's lock: in MLIR, LLVM, the assembler and the C
-# compiler that builds a kernel's launcher.
+# Two thirds of a compilation run outside Python's lock: in MLIR, LLVM, the assembler and the C
+# compiler that builds a kernel's launcher. The rest, most of it tracing the kernel's code and
+# linking libdevice, is one thread's at a time, so that more threads gain nothing.
 _MAX_THREADS = 16
 # Triton's files are hashed by the megabyte, each of which waits for Python's lock twice: at 5 ms,
 # Python's default, it would take seconds beside a busy thread.
