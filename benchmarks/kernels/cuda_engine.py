@@ -200,6 +200,15 @@ def stream(engine: Engine) -> dict[str, float]:
     return {"ttft_ms": ttft, "tpot_ms": tpot}
 
 
+SAMPLED: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.6},
+    "top-p": {"temperature": 0.6, "top_p": 0.95},
+    "top-k and top-p": {"temperature": 0.6, "top_p": 0.95, "top_k": 20},
+    "penalty": {"repetition_penalty": 1.1},
+    "logprobs": {"logprobs": 5},
+}
+
+
 def decode(engine: Engine) -> dict[str, float]:
     """Time per output token at context 1024 and a batch, in ms."""
     found = {}
@@ -211,11 +220,10 @@ def decode(engine: Engine) -> dict[str, float]:
 
 
 def sampled(engine: Engine) -> dict[str, float]:
-    """``decode`` at context 1024 where rows draw: in ms, temperature alone and with filters."""
+    """``decode`` at context 1024 with what a request may ask of sampling, in ms."""
     found = {}
-    filters = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
-    for name, params in (("drawn", {"temperature": 0.6}), ("filtered", filters)):
-        for batch in (8, 64):
+    for name, params in SAMPLED.items():
+        for batch in (1, 64, 256):
             engine.submit(workloads.fixed(batch, 960, 128, VOCAB, 500 + batch), **params)
             times = [t for t, count in engine.run() if count == batch]
             found[f"{name} batch {batch}"] = statistics.median(np.diff(times)) * 1e3

@@ -119,15 +119,10 @@ class Sampler:
         rows = torch.arange(len(logits), device=self._device)
         if self._grammar is not None:
             ops.mask_logits(logits, rows, self._grammar.blank_masks(len(logits)))
-        inverse = torch.ones(len(logits), device=self._device)
-        keys = torch.zeros((2, len(logits)), dtype=torch.int32, device=self._device)
         # As they are, as ``StagedStep.widens`` asks, and that of one row, which keeps its stride.
+        # Whatever else choosing is told, it launches the same kernels.
         for some in (logits, logits.float(), logits[:1].float()):
-            ones, both = inverse[: len(some)], keys[:, : len(some)]
             ops.choose_tokens(some)
-            ops.choose_tokens(some, ones, keys=both)
-            # Whichever filters a batch has, this one stands for them: see ``triton.choose``.
-            ops.choose_tokens(some, ones, log_min_p=-ones, keys=both)
 
     def plain_draws(self, step: SamplingStep) -> PlainDraws | None:
         """The step's draws if it needs nothing but Gumbel-max, which graphs contain, else None."""

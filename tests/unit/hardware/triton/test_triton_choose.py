@@ -35,10 +35,9 @@ def _arguments(vocab_size: int, rounded: bool, device, seed: int = 0):
 
 
 @pytest.fixture(autouse=True)
-def small_tiles(monkeypatch, device) -> None:
-    monkeypatch.setattr(choose, "_FEWEST_FILTERED_ROWS", 0)
-    if device.type == "cpu":
-        monkeypatch.setattr(choose, "_BLOCK", 512)
+def small_groups(monkeypatch, device) -> None:
+    monkeypatch.setattr(choose, "_GROUP", 16)
+    monkeypatch.setattr(choose, "_TILE", 4)
 
 
 @pytest.mark.parametrize(("vocab_size", "rounded"), [(5, False), (300, False), (600, True)])
@@ -50,15 +49,39 @@ def test_draws_equal_the_reference(vocab_size: int, rounded: bool, device) -> No
     assert torch.equal(best, largest)
 
 
-def test_narrow_logits_are_chosen_from_as_if_widened(device, monkeypatch) -> None:
+def test_narrow_logits_are_chosen_from_as_if_widened(device) -> None:
     logits, *rest = _arguments(600, True, device)
     logits[:, ::3] = -torch.inf  # as masks leave them
-    for fewest in (0, 32):  # by the kernel, and by sorting
-        monkeypatch.setattr(choose, "_FEWEST_FILTERED_ROWS", fewest)
-        tokens, best = choose.choose_tokens(logits.bfloat16(), *rest)
-        expected, largest = reference.choose_tokens(logits, *rest)
-        assert tokens.tolist() == expected.tolist()
-        assert best.dtype == torch.float32 and torch.equal(best, largest)
+    tokens, best = choose.choose_tokens(logits.bfloat16(), *rest)
+    expected, largest = reference.choose_tokens(logits, *rest)
+    assert tokens.tolist() == expected.tolist()
+    assert best.dtype == torch.float32 and torch.equal(best, largest)
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
+@pytest.mark.parametrize("top_k", [2, 15, 70, 500, 599])
+def test_few_and_many_tokens_are_cut_exactly(top_k: int, spread: float, device) -> None:
+    """Fewer than there are groups, more, and nearly all; in flat rows and in steep ones."""
+    rows = 6
+    generator = torch.Generator().manual_seed(top_k)
+    logits = torch.randn(rows, 600, generator=generator) * spread
+    logits[1] = logits[1].sort(descending=True).values  # the best tokens share groups
+    logits[2] = logits[2].bfloat16().float()
+    keys = torch.randint(-(2**31), 2**31 - 1, (2, rows), generator=generator, dtype=torch.int32)
+    top_p = torch.tensor([1.0, 0.95, 0.9, 0.5, 0.2, 0.01])
+    arguments = (logits, torch.ones(rows), None, torch.full((rows,), top_k), top_p, keys)
+    arguments = tuple(None if a is None else a.to(device) for a in arguments)
+    tokens, _ = choose.choose_tokens(*arguments)
+    expected, _ = reference.choose_tokens(*arguments)
+    assert tokens.tolist() == expected.tolist()
+
+
+def test_groups_grow_with_the_vocabulary(device, monkeypatch) -> None:
+    monkeypatch.setattr(choose, "_MAX_GROUPS", 8)
+    arguments = _arguments(600, False, device, seed=2)
+    tokens, _ = choose.choose_tokens(*arguments)
+    expected, _ = reference.choose_tokens(*arguments)
+    assert tokens.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("kept", range(8))
@@ -86,19 +109,18 @@ def test_greedy_takes_the_first_largest_and_broken_rows_are_told(device) -> None
 
 
 def test_every_mixture_of_filters_is_one_kernel(device, monkeypatch) -> None:
-    """What a worker compiles before its first request serves all of them."""
-    seen = set()
+    """What a worker compiles before its first request serves all of them, and greedy rows."""
+    seen = []
 
     class Kernel:
         def __getitem__(self, grid):
-            return lambda *args, **_: seen.add(tuple(arg is None for arg in args))
+            return lambda *args, **_: seen.append(any(arg is None for arg in args))
 
     monkeypatch.setattr(choose, "_choose_kernel", Kernel())
     logits, inverse, *every, keys = _arguments(300, False, device)
     for rows in (3, len(ROWS), 2):
-        for kept in range(1, 8):
+        for kept in range(8):
             filters = [given[:rows] if kept >> bit & 1 else None for bit, given in enumerate(every)]
             choose.choose_tokens(logits[:rows], inverse[:rows], *filters, keys[:, :rows])
-    assert len(seen) == 1
-    choose.choose_tokens(logits, inverse, keys=keys)
-    assert len(seen) == 2
+    choose.choose_tokens(logits)
+    assert len(seen) == 25 and not any(seen)
