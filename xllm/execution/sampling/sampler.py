@@ -114,15 +114,17 @@ class Sampler:
 
     def rehearse(self, logits: torch.Tensor) -> None:
         """Launch the kernels that no graph contains on a decode step's logits (M, V'), which are
-        overwritten: the first row that needs one shall not wait for a compiler."""
+        overwritten: the first row that needs one shall not wait for it to be compiled or loaded."""
         logits = logits[:, : self._vocab_size]
         rows = torch.arange(len(logits), device=self._device)
         if self._grammar is not None:
             ops.mask_logits(logits, rows, self._grammar.blank_masks(len(logits)))
         # As they are, as ``StagedStep.widens`` asks, and that of one row, which keeps its stride.
         # Whatever else choosing is told, it launches the same kernels.
-        for some in (logits, logits.float(), logits[:1].float()):
+        one = logits[:1].float()
+        for some in (logits, logits.float(), one):
             ops.choose_tokens(some)
+        token_logprobs(one, rows[:1], 1)  # loads torch's kernels: 70 to 130 ms
 
     def plain_draws(self, step: SamplingStep) -> PlainDraws | None:
         """The step's draws if it needs nothing but Gumbel-max, which graphs contain, else None."""

@@ -196,10 +196,11 @@ class Worker:
             return
         self._progress("compile kernels", 0.0)
         works = []
-        if self._started.graph_step is not None:
-            works += self._started.graph_step.rehearsals()
+        # The kernels of prompts take longest.
         if self._started.mixed_graphs is not None:
             works += self._started.mixed_graphs.rehearsals()
+        if self._started.graph_step is not None:
+            works += self._started.graph_step.rehearsals()
         platform.compile_ahead(works)
 
     def _warm_up(self, groups: tuple[CacheGroup, ...], max_model_len: int) -> None:

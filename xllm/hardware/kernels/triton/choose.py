@@ -36,7 +36,7 @@ from xllm.hardware.kernels.triton.sampling import exponential_log
 # Tokens of a group, and groups that a program reads at once. More groups than the most are larger.
 _GROUP = 128
 _MAX_GROUPS = 2048
-_TILE = 32
+_TILE = 16
 _SURVEY_WARPS = 8
 _NUM_WARPS = 16
 LOG2E = tl.constexpr(1.4426950408889634)
