@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from xllm.hardware.kernels import reference
-from xllm.hardware.kernels.triton import choose
+from xllm.hardware.kernels.triton import choose, launch
 
 ROWS = [  # inverse temperature, min-p, top-k, top-p
     (0.0, 0.0, 5, 0.5),
@@ -82,6 +82,22 @@ def test_groups_grow_with_the_vocabulary(device, monkeypatch) -> None:
     tokens, _ = choose.choose_tokens(*arguments)
     expected, _ = reference.choose_tokens(*arguments)
     assert tokens.tolist() == expected.tolist()
+
+
+def test_a_million_tokens_are_counted(device, monkeypatch) -> None:
+    """Of whole groups, where fewer than ``top_k`` are left and every group has one of them."""
+    if launch.INTERPRETED:
+        monkeypatch.setattr(choose, "_TILE", 2048)  # all at once, which takes a tenth as long
+    vocab_size = (1 << 20) - 1
+    logits = torch.full((1, vocab_size), -torch.inf, device=device)
+    logits[0, ::512] = 0.0
+    logits[0, 512] = 2.0
+    keys = torch.zeros(2, 1, dtype=torch.int32, device=device)
+    top_k, top_p = torch.tensor([3000], device=device), torch.tensor([1e-3], device=device)
+    tokens, _ = choose.choose_tokens(
+        logits, torch.ones(1, device=device), top_k=top_k, top_p=top_p, keys=keys
+    )
+    assert tokens.tolist() == [512]
 
 
 @pytest.mark.parametrize("kept", range(8))

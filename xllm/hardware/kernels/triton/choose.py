@@ -63,7 +63,7 @@ def choose_tokens(
     best = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows == 0:
         return tokens, best
-    assert logits.stride(1) == 1 and vocab_size < 1 << 20  # what ``_counts`` holds
+    assert logits.stride(1) == 1 and vocab_size <= 1 << 20  # ``_counts`` holds whole groups
     assert inverse_temperature is None or keys is not None
     group = max(_GROUP, triton.next_power_of_2(triton.cdiv(vocab_size, _MAX_GROUPS)))
     num_groups = triton.cdiv(vocab_size, group)
@@ -174,19 +174,19 @@ def _survey_kernel(
 
 @triton.jit
 def _counts(bits, bound, shift):
-    """How many ``bits`` lie below each of three candidates above ``bound``, 20 bits for each."""
+    """How many ``bits`` lie below each of three candidates above ``bound``, 21 bits for each."""
     first = (bits < bound + (1 << shift)).to(tl.int64)
     second = (bits < bound + (2 << shift)).to(tl.int64)
     third = (bits < bound + (3 << shift)).to(tl.int64)
-    return first + (second << 20) + (third << 40)
+    return first + (second << 21) + (third << 42)
 
 
 @triton.jit
 def _raise(bound, closer, counts, shift, k):
     """The largest candidate below which fewer than ``k`` lie, and how many do."""
-    first = (counts & 0xFFFFF).to(tl.int32)
-    second = ((counts >> 20) & 0xFFFFF).to(tl.int32)
-    third = (counts >> 40).to(tl.int32)
+    first = (counts & 0x1FFFFF).to(tl.int32)
+    second = ((counts >> 21) & 0x1FFFFF).to(tl.int32)
+    third = (counts >> 42).to(tl.int32)
     chosen = (first < k).to(tl.int32) + (second < k).to(tl.int32) + (third < k).to(tl.int32)
     found = tl.where(chosen == 3, third, tl.where(chosen == 2, second, first))
     return bound + (chosen << shift), tl.where(chosen == 0, closer, found)
