@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 import threading
 import time
 from concurrent.futures import Future
+from unittest import mock
 
 import pytest
 import torch
 import triton
+from triton.compiler import CompiledKernel
 from triton.runtime import cache, driver
 from triton.runtime.jit import JITFunction
 
@@ -24,6 +27,8 @@ module = importlib.import_module("xllm.hardware.kernels.triton.compile_ahead")
 
 class Compiled:
     """Notes which threads load it; ``fails`` then."""
+
+    function = None
 
     def __init__(self, fails: bool = False) -> None:
         self.loaded_by: list[int] = []
@@ -120,6 +125,31 @@ def test_a_kernel_is_loaded_where_it_was_compiled_before_others_are(monkeypatch,
 
     compile_ahead([launch], lambda: entered.append(threading.get_ident()))
     assert compiled_by == entered
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_kernel_that_did_not_load_is_loaded_by_its_launch(
+    again: bool, kernel: FakeKernel, monkeypatch
+) -> None:
+    """Which reports why it cannot be if that fails ``again``."""
+    errors = [RuntimeError("out of memory")] * (1 + again)
+
+    def load_binary(*_: object) -> tuple[object, ...]:
+        if errors:
+            raise errors.pop()
+        return None, 42, 0, 0, 1024
+
+    device = mock.Mock()
+    device.utils.get_device_properties.return_value = {"max_shared_mem": 1 << 16}
+    device.utils.load_binary = load_binary
+    monkeypatch.setattr(driver, "_active", device)
+    compiled = kernel.compiled = object.__new__(CompiledKernel)
+    compiled.metadata = mock.Mock(shared=0, tmem_size=None, num_warps=4, warp_size=32)
+    compiled.src = compiled.kernel = compiled.name = compiled.metadata_group = compiled.hash = None
+    compiled.module = compiled.function = compiled._run = None
+    compile_ahead([lambda: kernel[(1,)]()])
+    with pytest.raises(RuntimeError, match="out of memory") if again else contextlib.nullcontext():
+        assert compiled.run is not None and compiled.function == 42
 
 
 def test_an_error_of_the_work_leaves_triton_as_it_was(kernel: FakeKernel) -> None:

@@ -112,5 +112,9 @@ def _load(kernel: Any) -> None:
 
     That launch also reports what fails here.
     """
-    with contextlib.suppress(Exception):
+    try:
         _ = kernel.run
+    except Exception:
+        # Triton would take the launcher, which it built first, for a sign that the rest is there.
+        if kernel.function is None:
+            kernel._run = None
