@@ -15,6 +15,7 @@ import torch
 import triton
 from triton.compiler import CompiledKernel
 from triton.runtime import cache, driver
+from triton.runtime._async_compile import active_mode
 from triton.runtime.jit import JITFunction
 
 from tests.fakes.hopper import HopperDriver
@@ -158,6 +159,29 @@ def test_an_error_of_the_work_leaves_triton_as_it_was(kernel: FakeKernel) -> Non
         compile_ahead([lambda: 1 // 0])
     assert JITFunction.run is launched
     with triton.AsyncCompileMode(None):  # the mode was left
+        pass
+
+
+def test_a_compilation_that_fails_leaves_no_mode_behind(monkeypatch) -> None:
+    """Another engine of the process may start, or this one again."""
+
+    class Mode(triton.AsyncCompileMode):
+        """As in Triton 3.6."""
+
+        def __exit__(self, *_: object) -> None:
+            for future in self.raw_futures:
+                future.result()
+
+    plain = triton.AsyncCompileMode
+    monkeypatch.setattr(triton, "AsyncCompileMode", Mode)
+
+    def launch() -> None:
+        mode = active_mode.get()
+        mode.raw_futures.append(mode.executor.submit(lambda: 1 // 0))
+
+    with pytest.raises(ZeroDivisionError):
+        compile_ahead([launch])
+    with plain(None):
         pass
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import os
 import sys
 import threading
@@ -86,11 +87,17 @@ def compile_ahead(
     while _preparing:
         _preparing.pop().join()
     threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-    JITFunction.run = compile_only
-    try:
-        with _Pool(threads, initializer=enter_thread) as pool, triton.AsyncCompileMode(pool):
+
+    def work_all() -> None:
+        with triton.AsyncCompileMode(pool):
             for work in works:
                 work()
+
+    JITFunction.run = compile_only
+    try:
+        with _Pool(threads, initializer=enter_thread) as pool:
+            # The mode is a context's: Triton 3.6 does not leave it if a compilation fails.
+            contextvars.copy_context().run(work_all)
     finally:
         JITFunction.run = run
 
