@@ -1,8 +1,8 @@
 """Choosing a token by temperature, min-p, top-k and top-p, without a sort.
 
 Two launches. The first, over (groups, row), finds of every group of neighbouring tokens the largest
-logit, and for rows that no min-p and no small top-k confine also the mass and the winner of the
-draw. The second, a program a row, reads no more of the row than it has to:
+logit, and for rows that neither min-p nor top-k confines also the mass and the winner of the draw.
+The second, a program a row, reads no more of the row than it has to:
 
 * Top-p needs no bound. The winner of the draw among all tokens is the winner among those that top-p
   keeps if it is one of them, which the mass closer to the largest logit tells. If it is not, no
@@ -33,7 +33,8 @@ from xllm.hardware.kernels.triton.launch import (
 )
 from xllm.hardware.kernels.triton.sampling import exponential_log
 
-# Tokens of a group, and groups that a program reads at once. More groups than the most are larger.
+# Tokens of a group, groups of a row at most (of a larger vocabulary they are larger), and groups
+# that a program reads at once.
 _GROUP = 128
 _MAX_GROUPS = 2048
 _TILE = 16
