@@ -74,6 +74,36 @@ def test_kernels_are_compiled_and_not_launched(kernel: FakeKernel) -> None:
     assert kernel.calls == [True, True, False]
 
 
+def on_a_thread(work) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def test_other_threads_launch_meanwhile(kernel: FakeKernel) -> None:
+    compile_ahead([lambda: on_a_thread(lambda: kernel[(1,)]()), lambda: kernel[(1,)]()])
+    assert kernel.calls == [False, True]
+
+
+def test_two_threads_compile_one_after_the_other(kernel: FakeKernel) -> None:
+    """The second finds, and leaves, Triton as it was before the first."""
+    launched = JITFunction.run
+    found: list[object] = []
+    second = threading.Thread(
+        target=compile_ahead, args=([lambda: found.append(second.is_alive())],)
+    )
+
+    def begin() -> None:
+        second.start()
+        second.join(0.1)
+        assert not found
+
+    compile_ahead([begin])
+    second.join(10)
+    assert found == [True]
+    assert JITFunction.run is launched
+
+
 class CompiledLater(triton.FutureKernel):
     """Counts who asks for the result."""
 

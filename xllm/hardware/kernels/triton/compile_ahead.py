@@ -27,6 +27,7 @@ _MAX_THREADS = 16
 _SWITCH_SECONDS = 5e-4
 
 _preparing: list[threading.Thread] = []
+_alone = threading.Lock()  # what replaces a launch is all threads'
 
 
 def prepare() -> None:
@@ -65,16 +66,26 @@ def compile_ahead(
     """Call each of ``works`` with kernels that are compiled and loaded, and not launched.
 
     What else the work does is done, on whatever is in memory; so it must not depend on results.
-    Compiled kernels stay in Triton's cache folder: a second start only loads them.
+    Compiled kernels stay in Triton's cache folder: a second start only loads them. Other threads
+    launch as ever; one that calls this too waits for its turn.
 
     Args:
         enter_thread: called first in every thread that compiles and loads kernels; makes the device
             current.
     """
-    run = JITFunction.run
+    with _alone:
+        _compile_ahead(works, enter_thread)
+
+
+def _compile_ahead(
+    works: Sequence[Callable[[], object]], enter_thread: Callable[[], object]
+) -> None:
+    run, caller = JITFunction.run, threading.get_ident()
     known: dict[int, Any] = {}
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if threading.get_ident() != caller:  # another engine's steps
+            return run(self, *args, grid=grid, warmup=warmup, **kwargs)
         kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         if isinstance(kernel, triton.FutureKernel):
             if kernel.kernel is None and kernel.future.done():
