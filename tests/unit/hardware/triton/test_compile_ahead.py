@@ -173,6 +173,7 @@ def test_a_kernel_that_did_not_load_is_loaded_by_its_launch(
     device = mock.Mock()
     device.utils.get_device_properties.return_value = {"max_shared_mem": 1 << 16}
     device.utils.load_binary = load_binary
+    device.get_current_target.return_value.warp_size = 32  # Triton 3.6 asks here
     monkeypatch.setattr(driver, "_active", device)
     compiled = kernel.compiled = object.__new__(CompiledKernel)
     compiled.metadata = mock.Mock(shared=0, tmem_size=None, num_warps=4, warp_size=32)
