@@ -251,6 +251,23 @@ def test_a_cross_encoder_reads_pairs(tokenizer):
     np.testing.assert_allclose([e["score"] for e in answer["data"]], [0.75, 0.5], 1e-6)
 
 
+def test_pairs_need_a_second_token_type_where_the_tokenizer_gives_one(tokenizer, tmp_path):
+    one_type = dataclasses.replace(RANKER, num_token_types=1)
+    error = refusal(Stack(tokenizer, one_type), "score", text_1="cat", text_2="dog")
+    assert error.status == 400 and error.message.startswith("text_2 cannot be read beside text_1")
+    error = refusal(Stack(tokenizer, one_type), "rerank", query="cat", documents=["dog"])
+    assert error.status == 400 and "documents" in error.message
+
+    # transformers gives such a model no types, and all tokens are of type 0 then.
+    write_tokenizer(tmp_path)
+    inputs = {"model_input_names": ["input_ids", "attention_mask"]}
+    untyped = tokenizer_from_file(str(tmp_path / "tokenizer.json"), inputs)
+    stack = Stack(untyped, one_type, lambda ids: [0.0])
+    stack.ask("score", text_1="cat", text_2="dog")
+    assert stack.prompts == [[CLS, CAT, SEP, DOG, SEP]]
+    assert [request.second_start for request in stack.client.requests] == [0]
+
+
 def test_pairs_are_cut_at_the_longer_text(tokenizer):
     for first, second, kept in ((1, 9, (1, 6)), (9, 1, (6, 1)), (9, 9, (4, 3)), (2, 2, (2, 2))):
         stack = Stack(tokenizer, RANKER, lambda ids: [0.0])

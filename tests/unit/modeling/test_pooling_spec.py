@@ -32,6 +32,13 @@ def test_the_architecture_decides(tmp_path, config, task, method):
     assert found.whole_prompts == (config.get("model_type", "bert") == "bert")
 
 
+@pytest.mark.parametrize("task", ["embed", "classify"])
+def test_encoders_say_how_many_token_types_they_have(tmp_path, task):
+    assert spec(tmp_path, task, type_vocab_size=1).num_token_types == 1
+    found = spec(tmp_path, task, model_type="qwen3", architectures=["Qwen3ForCausalLM"])
+    assert found.num_token_types is None
+
+
 @pytest.mark.parametrize("architectures", [["Qwen3ForCausalLM"], None])
 def test_a_generator_pools_only_when_asked(tmp_path, architectures):
     config = {"model_type": "qwen3", "architectures": architectures}

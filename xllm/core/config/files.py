@@ -24,6 +24,7 @@ class PoolingSpec:
     dimensions: tuple[int, ...] | None = None  # embed: sizes to cut to; () any, None unsupported
     labels: tuple[str, ...] = ()  # classify: one per output
     activation: str = "identity"  # classify: "softmax", "sigmoid" or "identity"
+    num_token_types: int | None = None  # that the model has embeddings of; None: it takes no types
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -109,6 +109,11 @@ class PoolingFactory:
                 return self._apart(fields[1], pairs, options)
             if self.spec.size != 1:
                 raise ValueError(f"scores need a model with one label, this has {self.spec.size}")
+            if self._tokenizer.types_pairs and self.spec.num_token_types == 1:
+                raise ValueError(
+                    f"{fields[1]} cannot be read beside {fields[0]}: the tokenizer gives a pair's "
+                    "second text token type 1, and the model has type 0 alone (type_vocab_size)"
+                )
             return PreparedPairs(self._together(fields, pairs, options))
         except ValueError as error:
             raise RequestError.from_value_error(error) from None

@@ -65,12 +65,14 @@ def tokenizer_from_file(path: str, config: dict[str, Any]) -> Tokenizer:
         found: int | None = backend.token_to_id(text) if isinstance(text, str) else None
         return found
 
+    inputs = config.get("model_input_names")
     return Tokenizer(
         backend,
         bos_token_id=token_id("bos_token"),
         eos_token_id=token_id("eos_token"),
         adds_bos=config.get("add_bos_token"),
         adds_eos=config.get("add_eos_token"),
+        gives_types=not isinstance(inputs, list) or "token_type_ids" in inputs,
     )
 
 

@@ -24,6 +24,8 @@ class Tokenizer:
         eos_token_id: ends a text, if the model has such a token.
         adds_bos: whether encoding with special tokens begins with BOS; None asks the backend.
         adds_eos: likewise for a closing EOS.
+        gives_types: whether the model is told which tokens are a pair's second text, where the
+            backend gives them a type of their own.
 
     Raises:
         ValueError: the backend's decoder is not supported.
@@ -34,6 +36,7 @@ class Tokenizer:
         strips_blank: decoding from the start of a text drops one leading blank (sentencepiece).
         special_ids: control tokens, which are no text.
         max_token_chars: most characters that one token can stand for.
+        types_pairs: whether the tokens of a pair's second text have a type of their own.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Tokenizer:
         eos_token_id: int | None = None,
         adds_bos: bool | None = None,
         adds_eos: bool | None = None,
+        gives_types: bool = True,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -58,7 +62,8 @@ class Tokenizer:
             self.text_bytes[special] = b""
         self.max_token_chars = max((len(b) for b in self.token_bytes), default=1) or 1
         self._prefix, self._suffix = self._frame(adds_bos, adds_eos)
-        self._between, self._pair_suffix, self._typed_pairs = self._pair_frame()
+        self._between, self._pair_suffix, typed = self._pair_frame()
+        self.types_pairs = typed and gives_types
         self._printable: dict[int, str] = {}
 
     @property
@@ -102,7 +107,7 @@ class Tokenizer:
     def pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
         """Two texts as one prompt, and where the second begins; 0 if the model has no types."""
         head = [*self._prefix, *first, *self._between]
-        return [*head, *second, *self._pair_suffix], len(head) if self._typed_pairs else 0
+        return [*head, *second, *self._pair_suffix], len(head) if self.types_pairs else 0
 
     @property
     def frame_size(self) -> int:

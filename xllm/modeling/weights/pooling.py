@@ -55,6 +55,7 @@ def pooling_spec(task: str, config: dict[str, Any], folder: Path | None) -> Pool
                 "use --task embed or classify"
             )
         return None
+    num_token_types = required(config, "type_vocab_size") if encoder else None
     if task == "classify":
         labels = _labels(config)
         return PoolingSpec(
@@ -64,6 +65,7 @@ def pooling_spec(task: str, config: dict[str, Any], folder: Path | None) -> Pool
             size=len(labels),
             labels=labels,
             activation=_activation(config),
+            num_token_types=num_token_types,
         )
     method = _method(folder, modules) or ("cls" if encoder else "last")
     transformer = _transformer(folder)
@@ -78,6 +80,7 @@ def pooling_spec(task: str, config: dict[str, Any], folder: Path | None) -> Pool
         lowercase=bool(transformer.get("do_lower_case")),
         normalize=not modules or "Normalize" in modules,
         dimensions=_dimensions(config),
+        num_token_types=num_token_types,
     )
 
 
