@@ -137,7 +137,11 @@ class FakeWorker:
         """There was nothing to see."""
         raise ValueError("a fake has no profile")
 
-    def load_adapter(self, adapter: int, folder: str) -> None:
+    def read_adapter(self, folder: str) -> object:
+        """There are no files."""
+        return folder
+
+    def load_adapter(self, adapter: int, weights: object) -> None:
         """There are no weights to change."""
 
     def unload_adapter(self, adapter: int) -> None:

@@ -13,9 +13,10 @@ from xllm.core.messages.engine import (
     AbortRequests,
     AddRequests,
     Hello,
+    LoadAdapter,
     ResetPrefixCache,
 )
-from xllm.core.messages.server import EngineReady, EngineStats, OutputBatch
+from xllm.core.messages.server import AdapterLoaded, EngineReady, EngineStats, OutputBatch
 from xllm.core.messages.worker import StepResult
 from xllm.core.request.finish import FinishReason
 
@@ -186,3 +187,46 @@ def test_the_running_step_tells_its_age():
     with stats.timed():
         assert stats.running_seconds > 0.0
     assert stats.running_seconds == 0.0
+
+
+@LOOPS
+def test_steps_go_on_while_an_adapter_is_read(overlap):
+    """However long its file system takes; and it is loaded when the loop has nothing else to do."""
+    engine = FakeEngine(overlap=overlap)
+    may_read, taken = threading.Event(), []
+
+    def read(folder):
+        assert may_read.wait(10)
+        if folder == "/broken":
+            raise ValueError("it is broken")
+        return f"weights of {folder}"
+
+    engine.worker.read_adapter = read
+    engine.worker.load_adapter = lambda adapter, weights: taken.append((adapter, weights))
+
+    def answers() -> list[AdapterLoaded]:
+        return [m for m in engine.outbox.messages if isinstance(m, AdapterLoaded)]
+
+    class Inbox:
+        script = [[LoadAdapter("slow", "/slow"), LoadAdapter("broken", "/broken")]]
+        script += [[AddRequests([make_request(1, [5, 6], 6)])]]
+
+        def receive(self, timeout_seconds):
+            if self.script:
+                return self.script.pop(0)
+            if timeout_seconds is None:
+                raise NothingMoreError
+            if timeout_seconds > 0:
+                assert may_read.is_set() or not answers()
+                may_read.set()
+            return []
+
+    engine.loop._inbox = Inbox()
+    with pytest.raises(NothingMoreError):
+        engine.loop.run()
+    ending = next(i for i, m in enumerate(engine.outbox.messages) if ended([m]))
+    assert not answers() or ending < engine.outbox.messages.index(answers()[0])
+    told = {answer.name: answer for answer in answers()}
+    assert told["slow"].error is None and taken == [(told["slow"].adapter, "weights of /slow")]
+    assert told["broken"].error == "it is broken"
+    engine.loop.check()

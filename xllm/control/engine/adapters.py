@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 
 from xllm.control.scheduler import Scheduler
 from xllm.control.workers import WorkerPort
@@ -12,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class AdapterBook:
-    """Loads and unloads adapters between steps.
+    """Loads and unloads adapters between steps. Their files are read beside the steps.
 
     Ids are never used twice, so that cached prefixes of an adapter that is gone match nothing. An
     adapter that leaves takes no new request; its slot is given back when its last one has ended.
@@ -24,17 +27,46 @@ class AdapterBook:
         self._names: dict[int, str] = {}
         self._leaving: set[int] = set()
         self._last_id = 0
+        self._reads: list[tuple[str, Future[object]]] = []
 
     def __contains__(self, adapter: int) -> bool:
         """Whether requests may name this adapter."""
         return adapter in self._names
 
+    def begin(self, name: str, folder: str) -> None:
+        """Begin to load one: steps go on while a thread reads its files."""
+        read: Future[object] = Future()
+
+        def work() -> None:
+            try:
+                read.set_result(self._worker.read_adapter(folder))
+            except Exception as error:
+                read.set_exception(error)
+
+        # A daemon: a file system that hangs must not keep an engine from ending.
+        threading.Thread(target=work, name="adapter-reader", daemon=True).start()
+        self._reads.append((name, read))
+
+    @property
+    def reading(self) -> bool:
+        """Whether ``loaded`` has answers to give, now or later."""
+        return bool(self._reads)
+
+    def loaded(self) -> list[AdapterLoaded]:
+        """Hand the worker what has been read; the answers to the servers say how it went."""
+        done = [(name, read) for name, read in self._reads if read.done()]
+        self._reads = [each for each in self._reads if each not in done]
+        return [self._load(name, read.result) for name, read in done]
+
     def load(self, name: str, folder: str) -> AdapterLoaded:
-        """Load one; the answer to the servers says how it went."""
+        """Load one at once, while no step runs."""
+        return self._load(name, lambda: self._worker.read_adapter(folder))
+
+    def _load(self, name: str, weights: Callable[[], object]) -> AdapterLoaded:
         self.release()
         adapter = self._last_id + 1
         try:
-            self._worker.load_adapter(adapter, folder)
+            self._worker.load_adapter(adapter, weights())
         except ValueError as error:
             return AdapterLoaded(name, 0, str(error))
         except Exception as error:

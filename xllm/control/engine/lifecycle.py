@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 # Longest that an arrival waits while nothing but compilers work.
 _GRAMMAR_SECONDS = 0.005
+_READING_SECONDS = 0.005  # how often an idle loop looks whether an adapter's files have been read
 _NO_ADAPTER = "model: the adapter was unloaded"
 
 
@@ -111,7 +112,7 @@ class EngineLoopBase(abc.ABC):
         self._scheduler.abort(handle, choice, stopped)
 
     def load_adapter(self, name: str, folder: str) -> AdapterLoaded:
-        """Load an adapter between two steps."""
+        """Load an adapter between two steps, which wait for its files to be read."""
         return self._adapters.load(name, folder)
 
     def unload_adapter(self, adapter: int) -> None:
@@ -154,8 +155,11 @@ class EngineLoopBase(abc.ABC):
 
     def _receive(self) -> None:
         """Apply what has arrived, waiting for it when there is no work."""
-        for message in self._inbox.receive(0.0 if self._scheduler.has_work else None):
+        timeout = None if not self._adapters.reading else _READING_SECONDS
+        for message in self._inbox.receive(0.0 if self._scheduler.has_work else timeout):
             self._apply(message)
+        for loaded in self._adapters.loaded():
+            self._outbox.send(loaded)
         self._adapters.release()
 
     def _apply(self, message: ToEngine) -> None:
@@ -176,7 +180,7 @@ class EngineLoopBase(abc.ABC):
             case ResetPrefixCache():
                 self._scheduler.reset_prefix_cache()
             case LoadAdapter(name, folder):
-                self._outbox.send(self.load_adapter(name, folder))
+                self._adapters.begin(name, folder)
             case UnloadAdapter(adapter):
                 self.unload_adapter(adapter)
 

@@ -40,11 +40,19 @@ class WorkerPort(Protocol):
         """
         ...
 
-    def load_adapter(self, adapter: int, folder: str) -> None:
-        """Load a LoRA adapter between two steps. Blocks.
+    def read_adapter(self, folder: str) -> object:
+        """Read a LoRA adapter's files, for ``load_adapter``. Blocks; on any thread.
 
         Raises:
-            ValueError: there are no adapters here, or this one does not fit.
+            ValueError: there are no adapters here, or this is none.
+        """
+        ...
+
+    def load_adapter(self, adapter: int, weights: object) -> None:
+        """Take over what ``read_adapter`` brought, between two steps.
+
+        Raises:
+            ValueError: it does not fit.
         """
         ...
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 
@@ -9,9 +12,16 @@ from xllm.core.config import LoraConfig
 from xllm.core.messages.worker import NewRows, StepPlan
 from xllm.core.utils.arrays import Int64Array
 from xllm.execution.transfer import to_device
-from xllm.modeling.layers.lora import ModelAdapters
+from xllm.modeling.layers.lora import LowRank, ModelAdapters
 from xllm.modeling.models.decoder import CausalLM
 from xllm.modeling.weights.adapter import read_adapter
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """An adapter as it was read, on the host."""
+
+    by_module: Mapping[str, LowRank]
 
 
 class RowAdapters:
@@ -32,13 +42,21 @@ class RowAdapters:
         self._device = device
         self._slots: Int64Array = np.full(max_rows, -1, np.int64)
 
-    def load(self, adapter: int, folder: str) -> None:
-        """Load an adapter from its folder.
+    def read(self, folder: str) -> AdapterWeights:
+        """Read an adapter's files. On any thread.
 
         Raises:
-            ValueError: it cannot be read, does not fit the model, or no slot is free.
+            ValueError: they cannot be read.
         """
-        self._model.load(adapter, read_adapter(folder, self._renames))
+        return AdapterWeights(read_adapter(folder, self._renames))
+
+    def load(self, adapter: int, weights: AdapterWeights) -> None:
+        """Load an adapter.
+
+        Raises:
+            ValueError: it does not fit the model, or no slot is free.
+        """
+        self._model.load(adapter, weights.by_module)
 
     def unload(self, adapter: int) -> None:
         """Forget an adapter that no row uses."""

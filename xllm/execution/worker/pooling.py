@@ -142,13 +142,16 @@ class PoolingWorker:
         """End a profile; see ``StepProfiler``."""
         return str(self._profiler.stop())
 
-    def load_adapter(self, adapter: int, folder: str) -> None:
+    def read_adapter(self, folder: str) -> object:
         """There are no adapters here.
 
         Raises:
             ValueError: always.
         """
         raise ValueError("adapters are not supported on models that pool")
+
+    def load_adapter(self, adapter: int, weights: object) -> None:
+        """None was read."""
 
     def unload_adapter(self, adapter: int) -> None:
         """Nothing was loaded."""

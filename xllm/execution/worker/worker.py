@@ -19,7 +19,7 @@ from xllm.execution.executor.runners.mixed_graph import BatchLimits, MixedGraphR
 from xllm.execution.executor.warmup import WARMUP_STEP, warmup_plans
 from xllm.execution.sampling import RowRequest, Sampler
 from xllm.execution.worker import resources
-from xllm.execution.worker.adapters import RowAdapters
+from xllm.execution.worker.adapters import AdapterWeights, RowAdapters
 from xllm.execution.worker.finishing import StepFinisher, StepOutcome
 from xllm.execution.worker.graph_step import GraphStep
 from xllm.execution.worker.idle import IdleMeter
@@ -132,15 +132,26 @@ class Worker:
         return str(self._profiler.stop())
 
     @torch.inference_mode()
-    def load_adapter(self, adapter: int, folder: str) -> None:
-        """Load a LoRA adapter. Blocks.
+    def read_adapter(self, folder: str) -> AdapterWeights:
+        """Read a LoRA adapter's files. Blocks; on any thread.
 
         Raises:
-            ValueError: adapters are off, or this one does not fit.
+            ValueError: adapters are off, or this is none.
         """
         if self._started is None or self._started.adapters is None:
             raise ValueError("adapters are off; they need --enable-lora (enable_lora=True)")
-        self._started.adapters.load(adapter, folder)
+        return self._started.adapters.read(folder)
+
+    @torch.inference_mode()
+    def load_adapter(self, adapter: int, weights: object) -> None:
+        """Load a LoRA adapter that ``read_adapter`` has read.
+
+        Raises:
+            ValueError: it does not fit, or no slot is free.
+        """
+        assert self._started is not None and self._started.adapters is not None
+        assert isinstance(weights, AdapterWeights)
+        self._started.adapters.load(adapter, weights)
 
     @torch.inference_mode()
     def unload_adapter(self, adapter: int) -> None:
