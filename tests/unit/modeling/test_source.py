@@ -212,6 +212,29 @@ def test_hub_id_offline_is_a_clear_error(monkeypatch, tmp_path):
             resolve(name)
 
 
+def test_a_revision_of_a_bundled_model_is_an_error_before_it_is_fetched(monkeypatch, tmp_path):
+    monkeypatch.setenv("XLLM_CACHE", str(tmp_path))
+    with pytest.raises(ValueError, match=r"--revision is for models of .* hub: 'minilm' is a bun"):
+        resolve("minilm", revision="main")
+    with pytest.raises(ValueError, match="'minilm' is a bundled model"):
+        resolve("minilm", revision="main", tokenizer=str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_revision_of_a_local_path_is_warned_about(folder, caplog, monkeypatch, tmp_path):
+    assert resolve(folder, revision="v2").format == "safetensors"
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == f"--revision v2 has no effect: model '{folder}' is a local path"
+    import huggingface_hub.constants
+
+    caplog.clear()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ValueError, match="cannot get 'someone/tokenizer'"):
+        resolve(folder, revision="v2", tokenizer="someone/tokenizer")
+    assert not caplog.records, "there it says which tokenizer"
+
+
 def test_resolution_imports_no_torch():
     import subprocess
     import sys

@@ -28,7 +28,9 @@ class ModelConfig:
     tokenizer: str | None = option(
         None, "Folder or id of the tokenizer when it is not beside the weights."
     )
-    revision: str | None = option(None, "Branch, tag or commit of a Hugging Face model.")
+    revision: str | None = option(
+        None, "Branch, tag or commit of a Hugging Face model; bundled models have none."
+    )
     dtype: str = option(
         "auto",
         "Type of weights and activations; auto takes bfloat16 where the device computes it fast.",

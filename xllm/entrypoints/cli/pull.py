@@ -20,7 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="Bundled short name or Hugging Face id; without one, the short names are listed.",
     )
-    parser.add_argument("--revision", help="Branch, tag or commit of a Hugging Face model.")
+    parser.add_argument(
+        "--revision",
+        help="Branch, tag or commit of a Hugging Face model; bundled models have none.",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

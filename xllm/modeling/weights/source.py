@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from xllm.modeling.models.config import text_config
 from xllm.modeling.weights.bundled import BUNDLED, Progress, bundled_path, pull
 from xllm.modeling.weights.gguf_metadata import config_from_header
 from xllm.modeling.weights.pooling import pooling_spec
+
+logger = logging.getLogger(__name__)
 
 _INDEX = "model.safetensors.index.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -36,9 +39,11 @@ def resolve_model(config: ModelConfig, progress: Progress | None = None) -> Mode
 
     Raises:
         ValueError: nothing fits the name, a needed file is missing or unreadable, or its format
-            is not supported; the message says what was looked for.
+            is not supported; the message says what was looked for. Or a revision of a bundled
+            model is asked for.
         RuntimeError: a bundled model could not be fetched.
     """
+    _check_revision(config)
     path = _local_path(config.model, config, progress)
     files = _from_gguf(path, config) if path.is_file() else _from_folder(path, config)
     if config.model in BUNDLED and path == bundled_path(config.model):
@@ -55,6 +60,28 @@ def resolve_model(config: ModelConfig, progress: Progress | None = None) -> Mode
         template = _read_text(Path(config.chat_template), "--chat-template")
         files = dataclasses.replace(files, chat_template=template, tool_template=None)
     return files
+
+
+def _check_revision(config: ModelConfig) -> None:
+    """Say so where ``--revision`` chooses nothing, before anything is fetched."""
+    model, tokenizer = config.model, config.tokenizer
+    if config.revision is None or (tokenizer is not None and not _is_here(tokenizer)):
+        return
+    if Path(model).expanduser().exists():
+        # No error: a command may name a hub model here and a copy of it there.
+        logger.warning(
+            "--revision %s has no effect: model %r is a local path", config.revision, model
+        )
+    elif model in BUNDLED:
+        raise ValueError(
+            f"--revision is for models of the Hugging Face hub: {model!r} is a bundled model, "
+            "which has one version"
+        )
+
+
+def _is_here(name: str) -> bool:
+    """Whether a name means no model of the hub."""
+    return name in BUNDLED or Path(name).expanduser().exists()
 
 
 def _local_path(
