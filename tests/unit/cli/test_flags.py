@@ -136,6 +136,13 @@ def test_a_senseless_value_is_refused_naming_the_flag(name, value):
         make_config({name: value})
 
 
+def test_a_folder_for_profiles_that_nothing_could_start_is_refused():
+    with pytest.raises(ValueError, match=r"^--profiler-dir needs --enable-admin"):
+        make_config({"profiler_dir": "/traces"})
+    config = make_config({"profiler_dir": "/traces", "enable_admin": True})
+    assert config.observability.profiler_dir == "/traces"
+
+
 @pytest.mark.parametrize(
     "option", [o for o in options() if o.kind in (int, float)], ids=lambda o: o.name
 )

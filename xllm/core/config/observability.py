@@ -35,7 +35,8 @@ class ObservabilityConfig:
         "http://localhost:4318/v1/traces.",
     )
     profiler_dir: str | None = option(
-        None, "Folder for the traces of /start_profile, which needs --enable-admin too."
+        None,
+        "Folder for the traces of /start_profile; needs --enable-admin, which serves that route.",
     )
 
     def __post_init__(self) -> None:

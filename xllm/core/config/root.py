@@ -24,3 +24,10 @@ class XllmConfig:
     execution: ExecutionConfig = dataclasses.field(default_factory=ExecutionConfig)
     server: ServerConfig = dataclasses.field(default_factory=ServerConfig)
     observability: ObservabilityConfig = dataclasses.field(default_factory=ObservabilityConfig)
+
+    def __post_init__(self) -> None:
+        if self.observability.profiler_dir is not None and not self.server.enable_admin:
+            raise ValueError(
+                "--profiler-dir needs --enable-admin: only the server's /start_profile, an "
+                "administration route, starts a profile"
+            )
