@@ -188,7 +188,7 @@ class RandomLife:
             frequency_penalty=0.4 if penalized else 0.0,
             repetition_penalty=1.2 if penalized else 1.0,
             logit_bias=draw.choice([None, None, {ord("q"): 3.0}]),
-            min_tokens=0 if grammar else draw.choice([0, 0, min(4, max_tokens)]),
+            min_tokens=draw.choice([0, 0, min(4, max_tokens)]),
             logprobs=draw.choice([None, None, 0, 2]),
             prompt_logprobs=draw.choice([None, None, None, 1]),
         )

@@ -271,21 +271,45 @@ def run_all(engine: TinyEngine, entries: list[Request]) -> tuple[Tokens, list[Fa
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"allowed_token_ids": (7,)},
-        {"min_tokens": 30},
-    ],
-    ids=str,
-)
-def test_a_contradiction_fails_alone(truth: Truth, overlap: bool, params: dict[str, Any]):
+def test_min_tokens_holds_until_nothing_but_the_end_is_left(truth: Truth, overlap: bool):
+    """Rows that are preempted meanwhile included."""
+
+    def asked(minimum: int) -> list[Request]:
+        built = []
+        for handle, name in enumerate(["regex", "choice", "endless", "late", "none"]):
+            bias = {EOS: 50.0, ord("q"): 50.0 * (name == "late" and not minimum)}
+            params = {"logit_bias": bias, "min_tokens": minimum, "temperature": 0.0}
+            entry = request(handle, [3, 4], 40, grammar=GRAMMARS.get(name), **params)
+            stops = (EOS, ord("y"))
+            held = stops if minimum else ()
+            built.append(
+                msgspec.structs.replace(entry, stop_token_ids=stops, suppress_token_ids=held)
+            )
+        return built
+
+    engine = TinyEngine(truth.files, overlap=overlap, grammars=new_cache())
+    free = engine.run(asked(0))
+    held = engine.run(asked(30))
+    small = TinyEngine(truth.files, overlap=overlap, grammars=new_cache(), num_kv_tokens=64)
+    assert small.run(asked(30)) == held
+    assert small.stats.num_preemptions > 0
+    text = {key: bytes(token for token in value if token != EOS) for key, value in held.items()}
+    assert len(held[0, 0]) == 9 and held[0, 0][-1] == EOS  # 8 digits and what must follow them
+    assert re.fullmatch(rb"[0-9]{3}-[0-9]{4}", text[0, 0])
+    assert text[1, 0] == b"no" and held[1, 0][-1] == EOS
+    assert free[2, 0] == [EOS] and free[4, 0] == [EOS]
+    for handle in (2, 4):
+        assert held[handle, 0].index(EOS) == 30 and len(held[handle, 0]) == 31
+    assert re.fullmatch(b"[a-z ]{30}", text[2, 0]) and b"y" not in text[2, 0]
+    assert EOS not in held[3, 0][:30]
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+def test_a_contradiction_fails_alone(truth: Truth, overlap: bool):
     engine = TinyEngine(truth.files, overlap=overlap, grammars=new_cache())
     good = request(1, [3, 4], 20, grammar=GRAMMARS["regex"])
     expected = engine.run([good])
-    bad = request(2, [3, 4], 40, grammar=GRAMMARS["regex"], **params)
-    if "min_tokens" in params:
-        bad = msgspec.structs.replace(bad, suppress_token_ids=(EOS,))
+    bad = request(2, [3, 4], 40, grammar=GRAMMARS["regex"], allowed_token_ids=(7,))
     tokens, failures = run_all(engine, [good, bad])
     assert tokens[1, 0] == expected[1, 0]
     (failure,) = failures

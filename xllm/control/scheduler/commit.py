@@ -160,5 +160,8 @@ class Committer:
 def _stops(sequence: Sequence, token: int, total: int) -> bool:
     """Whether a token, the ``total``-th of its sequence, ends it."""
     request = sequence.state.request
+    if token not in request.stop_token_ids:
+        return False
     num_output = total - sequence.state.prompt_len
-    return token in request.stop_token_ids and num_output > request.params.min_tokens
+    # A grammar that has come to its end wins: until then sampling bans what could end its text.
+    return num_output > request.params.min_tokens or request.structured_output is not None

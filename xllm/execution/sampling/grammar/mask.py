@@ -19,6 +19,7 @@ from xllm.core.grammar import GrammarCache, MaskFiller
 from xllm.core.grammar.compiler import explain
 from xllm.core.grammar.masks import TOKENS_PER_WORD
 from xllm.core.utils.arrays import BoolArray, Int32Array, Int64Array
+from xllm.execution.sampling.grammar.minimum import Minimum
 from xllm.execution.sampling.grammar.row import GrammarRow
 from xllm.execution.sampling.step import RowRequest, SamplingStep, as_index
 from xllm.hardware.kernels import ops
@@ -33,6 +34,8 @@ class _Batch:
     entries: torch.Tensor  # (C,) int64 on the device, which of the step's rows
     row_ids: list[int]
     rows: list[GrammarRow]
+    places: Int64Array  # (C,) ``entries`` on the host
+    minimums: Int64Array | None  # (C,) ``min_tokens``, 0 without; None: all are
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,9 +66,11 @@ class GrammarMask:
         self._used: BoolArray = np.zeros(max_rows, np.bool_)
         self._version = 0
         self._batch: tuple[int, bytes, _Batch | None] = (-1, b"", None)
+        self._short: list[int] = []  # rows of the batch that must not end yet, by their place in it
         self._sampled: _Sampled | None = None
         self._num_steps = 0
         self._filler: MaskFiller | None = None
+        self._vocab_size = vocab_size
         num_words = -(-vocab_size // TOKENS_PER_WORD)
         self._mask_shape = (max_rows, num_words)
         # Free to be overwritten by the time a step gets to fill it: the copy of the step before
@@ -99,6 +104,11 @@ class GrammarMask:
             self._begin(grammar.vocabulary.eos_token_ids)
         row = GrammarRow(output, grammar, self._num_steps)
         row.replay(request.token_ids[request.prompt_len :].tolist())
+        minimum = request.sampling.params.min_tokens
+        # A row without a grammar may go on for ever: its bans are those of any other row.
+        if not row.free and len(request.token_ids) - request.prompt_len < minimum:
+            banned = request.sampling.suppress_token_ids
+            row.minimum = Minimum(minimum, banned, self._vocab_size)
         self._rows[request.row] = row
         self._used[request.row] = True
         self._version += 1
@@ -120,7 +130,12 @@ class GrammarMask:
         key = step.rows.tobytes()
         if self._batch[:2] != (self._version, key):
             self._batch = (self._version, key, self._collect(step.rows))
-        return self._batch[2] is not None
+        batch = self._batch[2]
+        self._short = []
+        if batch is not None and batch.minimums is not None:
+            short = step.output_lens[batch.places] < batch.minimums
+            self._short = np.flatnonzero(short).tolist()
+        return batch is not None
 
     def apply(self, logits: torch.Tensor) -> None:
         """Set the logits of what the grammars do not allow to -inf; waits for the step before."""
@@ -160,11 +175,13 @@ class GrammarMask:
         lanes = [self._rows[row].lane for row in rows[entries].tolist()]
         entries = entries[np.argsort(lanes, kind="stable")]
         row_ids = rows[entries].tolist()
-        return _Batch(
-            as_index(entries, self._device),
-            row_ids,
-            [self._rows[row] for row in row_ids],
-        )
+        batch_rows = [self._rows[row] for row in row_ids]
+        minimums = None
+        if any(row.minimum is not None for row in batch_rows):
+            minimums = np.array(
+                [row.minimum.num_tokens if row.minimum else 0 for row in batch_rows]
+            )
+        return _Batch(as_index(entries, self._device), row_ids, batch_rows, entries, minimums)
 
     def _advance(self) -> None:
         """Let the rows take what the step before sampled; a row that left meanwhile does not mind.
@@ -223,6 +240,10 @@ class GrammarMask:
         for place, problem in zip(places, self._filler.fill(asked, masks), strict=True):
             if problem is not None:
                 batch.rows[place].failure = _STUCK + problem
+        for place in self._short:
+            minimum = batch.rows[place].minimum
+            assert minimum is not None
+            minimum.hold(masks[place], self._end_only)
         for place, row in enumerate(batch.rows):
             if row.failure is not None:
                 masks[place] = 0

@@ -7,6 +7,7 @@ from typing import Any
 
 from xllm.core.grammar import Grammar
 from xllm.core.request.structured import StructuredOutput
+from xllm.execution.sampling.grammar.minimum import Minimum
 from xllm.execution.sampling.grammar.thoughts import Thoughts
 
 
@@ -22,6 +23,7 @@ class GrammarRow:
         ended: whether the end was sampled.
         failure: why the row cannot go on.
         first_step: number of the step before its first, where steps are counted.
+        minimum: what must not end it yet; None where nothing needs to be held back.
     """
 
     __slots__ = (
@@ -35,6 +37,7 @@ class GrammarRow:
         "grammar",
         "lane",
         "matcher",
+        "minimum",
     )
 
     def __init__(self, output: StructuredOutput, grammar: Grammar, first_step: int = 0) -> None:
@@ -48,6 +51,7 @@ class GrammarRow:
         self.begun = not (output.after_token_ids or output.after_text)
         self.ended = False
         self.failure: str | None = None
+        self.minimum: Minimum | None = None
         self._thoughts = None if self.begun else Thoughts(output, grammar.vocabulary.token_bytes)
 
     @property

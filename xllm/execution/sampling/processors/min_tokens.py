@@ -19,6 +19,9 @@ class Processor(SparseProcessor):
 
     def add_request(self, request: RowRequest) -> None:
         """Take over a row's ban, if it is still too short."""
+        output = request.sampling.structured_output
+        if output is not None and output.kind != "free":
+            return  # its grammar knows whether anything else is left: see ``grammar.minimum``
         minimum = request.sampling.params.min_tokens
         # EOS ids of the model's config may lie in the padding: those are never sampled anyway.
         banned = [i for i in request.sampling.suppress_token_ids if 0 <= i < self._vocab_size]
