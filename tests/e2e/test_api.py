@@ -58,7 +58,7 @@ def test_a_chat_is_answered_with_the_model_template(server: Server) -> None:
 
 def test_the_model_list_names_the_served_model(server: Server) -> None:
     (card,) = server.http.get("/v1/models").json()["data"]
-    assert card["id"] == "tiny"
+    assert (card["id"], card["task"]) == ("tiny", "chat")
     assert server.http.get("/v1/models/tiny").json()["id"] == "tiny"
     assert server.http.get("/v1/models/other").status_code == 404
 

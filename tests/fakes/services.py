@@ -69,7 +69,7 @@ class Stack:
         self.conversations = Conversations(self.factory, self.dispatcher, served)
         self.chat = ChatService(self.conversations, beams)
         self.completions = CompletionService(self.factory, self.dispatcher, served, beams)
-        self.models = ModelService(self.served, max_model_len)
+        self.models = ModelService(self.served, max_model_len, self.factory.task)
         self.render = RenderService(self.factory, served)
         self.messages = MessageService(self.conversations, self.render)
         self.store = ResponseStore(1 << 20, 60.0)

@@ -186,6 +186,35 @@ def test_thinking_is_folded_and_tool_calls_are_shown(open_page: Open) -> None:
     assert '"city": "Rome"' in page.inner_text(".tool-call pre")
 
 
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ("generate", "it has no chat template (--chat-template gives it one)."),
+        ("embed", "it turns texts into vectors. Vectors: /v1/embeddings;"),
+        ("classify", "it labels texts: /v1/classify;"),
+    ],
+)
+def test_a_model_that_cannot_chat_says_what_it_does_instead(
+    open_page: Open, task: str, says: str
+) -> None:
+    page = open_page()
+    answering(page, {"content": "ok"})
+    ask(page, "Kept")
+    cards = {"data": [{"id": "other", "task": task}]}
+    page.route("**/v1/models", lambda route: route.fulfill(json=cards))
+    page.reload()
+    page.wait_for_selector("#no-chat")
+    assert page.inner_text("#no-chat").startswith("other cannot chat: " + says)
+    assert page.inner_text(".user .text") == "Kept"
+    hidden = "#composer, .hint, #new, [aria-label^=Edit], [aria-label^=Regenerate]"
+    assert page.locator(hidden).count() == 5
+    assert not any(each.is_visible() for each in page.locator(hidden).all())
+    page.keyboard.press("Control+k")
+    assert page.inner_text("#title") == "other" and not page.locator("#welcome").is_visible()
+    page.click("#no-chat a")
+    page.wait_for_url("**/dashboard")
+
+
 def test_keys_shift_enter_makes_a_line_and_ctrl_k_a_new_chat(open_page: Open) -> None:
     page = open_page()
     answering(page, {"content": "ok"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from tests.fakes import tokenizers as fakes
 from xllm.assembly.text import load_text
 from xllm.core.config import ModelConfig, XllmConfig
-from xllm.core.config.files import ModelFiles
+from xllm.core.config.files import ModelFiles, PoolingSpec
+from xllm.core.messages.server import EngineReady
 from xllm.core.request.sampling import SamplingParams
 from xllm.frontend.intake.params import completion_params
 from xllm.frontend.protocol import CompletionRequest
@@ -53,3 +55,21 @@ def test_a_request_switches_the_models_filter_off(files: ModelFiles, top_k: int)
     found = params(files, "auto", top_k=top_k, temperature=0, min_p=0)
     assert found.top_k in (0, -1) and (found.temperature, found.min_p) == (0.0, 0.0)
     assert found.top_p == 0.9
+
+
+@pytest.mark.parametrize(
+    ("template", "task", "found"),
+    [
+        ("{{ messages }}", None, "chat"),
+        (None, None, "generate"),
+        ("{{ messages }}", "embed", "embed"),
+        (None, "classify", "classify"),
+    ],
+)
+def test_only_a_generator_with_a_template_chats(
+    files: ModelFiles, template: str | None, task: str | None, found: str
+) -> None:
+    pooling = task and PoolingSpec(task=task, method="last", whole_prompts=False, size=4)
+    files = dataclasses.replace(files, chat_template=template, pooling=pooling or None)
+    text = load_text(XllmConfig(), files)
+    assert text.request_factory(XllmConfig(), EngineReady("m", 256, 300, 64, 1.0)).task == found

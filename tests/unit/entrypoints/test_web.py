@@ -45,6 +45,17 @@ def test_everything_that_a_page_names_is_there(path: str) -> None:
     assert {"web/js/theme.js", "web/css/base.css", "web/js/dom.js"} <= seen
 
 
+def test_the_page_knows_the_tasks_that_are_no_chat_and_names_routes_that_exist() -> None:
+    script = (FOLDER / "js" / "chat.js").read_text()
+    tasks = re.search(r"const OTHER_TASKS = \{(.*?)\n\};", script, re.DOTALL)
+    assert tasks
+    others = ["generate", "embed", "classify"]
+    assert re.findall(r"^  (\w+):", tasks[1], re.MULTILINE) == others
+    named = set(re.findall(r"/v1/\w+", tasks[1]))
+    assert len(named) == 5
+    assert named <= {route.path for route in app_of(FakeStack()).state.routes}
+
+
 def test_a_known_tag_is_answered_without_the_file() -> None:
     app = app_of(FakeStack())
     first = call(app, "GET", "/web/js/chat.js")

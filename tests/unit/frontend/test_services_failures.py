@@ -283,11 +283,12 @@ def test_long_texts_are_prepared_off_the_event_loop(monkeypatch):
 
 
 def test_models_are_listed_and_found_by_name():
-    service = ModelService(ServedModels("org/tiny"), 256)
+    service = ModelService(ServedModels("org/tiny"), 256, "embed")
     listed = msgspec.to_builtins(service.list())
     assert listed["object"] == "list"
     assert listed["data"][0]["id"] == "org/tiny"
     assert listed["data"][0]["max_model_len"] == 256
+    assert listed["data"][0]["task"] == "embed"
     assert service.get("org/tiny").object == "model"
     with pytest.raises(RequestError) as caught:
         service.get("other")

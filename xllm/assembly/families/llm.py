@@ -222,7 +222,9 @@ class ServingStack:
         return Services(
             chat=ChatService(conversations, beams),
             completions=CompletionService(factory, dispatcher, served, beams),
-            models=ModelService(served, ready.max_model_len, self._config.model.model),
+            models=ModelService(
+                served, ready.max_model_len, factory.task, self._config.model.model
+            ),
             tokenize=TokenizeService(factory, served),
             render=render,
             messages=MessageService(conversations, render),

@@ -114,6 +114,12 @@ class RequestFactory:
         self._random = random.Random(seed)
         self._task = task
 
+    @property
+    def task(self) -> str:
+        """``chat``, or ``generate`` without a chat template, ``embed`` or ``classify``."""
+        chats = self._task == "generate" and self.prompts.has_chat_template
+        return "chat" if chats else self._task
+
     def from_chat(self, body: ChatCompletionRequest) -> PreparedRequest:
         """A chat request: one prompt, ``n`` choices."""
         self.check_generates()

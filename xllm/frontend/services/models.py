@@ -14,13 +14,17 @@ class ModelService:
     Args:
         served: their names in the API.
         max_model_len: the context length in tokens.
+        task: what the model is served for; see ``ModelCard``.
         root: what the model was loaded from.
     """
 
-    def __init__(self, served: ServedModels, max_model_len: int, root: str | None = None) -> None:
+    def __init__(
+        self, served: ServedModels, max_model_len: int, task: str, root: str | None = None
+    ) -> None:
         self._served = served
         self._created = int(time.time())
         self._max_model_len = max_model_len
+        self._task = task
         self._root = root or served.name
 
     def list(self) -> ModelList:
@@ -49,5 +53,6 @@ class ModelService:
             created=self._created,
             max_model_len=self._max_model_len,
             root=root,
+            task=self._task,
             parent=parent,
         )

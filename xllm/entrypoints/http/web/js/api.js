@@ -26,10 +26,9 @@ export async function call(path, options = {}) {
   throw new ApiError(body.error?.message ?? `The server said ${response.status}.`, response.status);
 }
 
-/** Ids of the served models. */
+/** The served models: the model itself first, then its adapters, each with `id` and `task`. */
 export async function models() {
-  const list = await (await call("v1/models")).json();
-  return list.data.map((model) => model.id);
+  return (await (await call("v1/models")).json()).data;
 }
 
 /** The chunks of a streamed answer. */

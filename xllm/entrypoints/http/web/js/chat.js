@@ -13,6 +13,13 @@ const SUGGESTIONS = [
   "Give me three ideas for a rainy afternoon.",
   "What is the capital of France, and why is it there?",
 ];
+// Why a model of each other task cannot chat, and what it can do.
+const OTHER_TASKS = {
+  generate: "it has no chat template (--chat-template gives it one). It continues texts: /v1/completions.",
+  embed: "it turns texts into vectors. Vectors: /v1/embeddings; pairs of texts: /v1/rerank, /v1/score.",
+  classify: "it labels texts: /v1/classify; with one label it scores pairs: /v1/rerank, /v1/score.",
+};
+const CODE = /((?:\/v1\/|--)[\w-]+)/;
 const MODEL = "xllm.model";
 const CURRENT = "xllm.conversation";
 const PAINT_MS = 50; // least time between two renderings of a growing answer
@@ -21,6 +28,8 @@ const NEAR_END_PX = 80;
 
 let conversation = store.newConversation();
 let generation = null;
+let untitled = "New chat";
+let chats = true;
 
 const scroll = byId("scroll");
 const prompt = byId("prompt");
@@ -39,7 +48,7 @@ function show(next) {
   if (generation && next.id !== conversation.id) generation.stop();
   conversation = next;
   sessionStorage.setItem(CURRENT, conversation.id);
-  byId("title").textContent = conversation.title || "New chat";
+  byId("title").textContent = conversation.title || untitled;
   document.title = conversation.title ? `${conversation.title} · xLLM` : "xLLM";
   byId("welcome").hidden = conversation.messages.length > 0;
   byId("messages").replaceChildren(...conversation.messages.map(messageView));
@@ -86,7 +95,7 @@ function startNew() {
 
 /** Puts a question in place `index` (what followed goes) and asks for its answer. */
 function ask(text, index = conversation.messages.length) {
-  if (generation) return;
+  if (generation || !chats) return;
   conversation.messages.length = index;
   conversation.messages.push({ role: "user", content: text });
   conversation.title ||= text.replace(/\s+/g, " ").slice(0, 80);
@@ -229,7 +238,9 @@ document.addEventListener("keydown", (event) => {
 async function loadModels() {
   const select = byId("model");
   try {
-    const names = await models();
+    const served = await models();
+    const names = served.map((model) => model.id);
+    showTask(served[0]);
     const chosen = localStorage.getItem(MODEL);
     select.replaceChildren(...names.map((name) => h("option", { selected: name === chosen }, name)));
     select.disabled = names.length < 2;
@@ -237,6 +248,21 @@ async function loadModels() {
     if (error.status === 401) openSettings("key");
     else setTimeout(loadModels, 2000); // it still loads
   }
+}
+
+/** Says what the model does, if that is no chat. Its adapters do the same. */
+function showTask({ id, task }) {
+  const other = OTHER_TASKS[task];
+  chats = !other;
+  untitled = chats ? "New chat" : id;
+  byId("title").textContent = conversation.title || untitled;
+  document.body.classList.toggle("no-chat", !chats);
+  byId("no-chat").hidden = chats;
+  if (chats) return;
+  const parts = other.split(CODE).map((part, index) => (index % 2 ? h("code", {}, part) : part));
+  byId("no-chat").replaceChildren(
+    h("strong", {}, id), " cannot chat: ", ...parts,
+    " What it is doing is on the ", h("a", { href: "dashboard" }, "dashboard"), ".");
 }
 byId("model").addEventListener("change", (event) => localStorage.setItem(MODEL, event.target.value));
 
