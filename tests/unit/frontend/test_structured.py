@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 import time
 
@@ -83,6 +85,11 @@ def nested(depth):
     return schema
 
 
+def rule_chain(length):
+    rules = [f'R{i}: (R{i + 1} | "b")+ "a"' for i in range(length)]
+    return "\n".join(["start: R0", *rules, f'R{length}: "a"'])
+
+
 @pytest.mark.parametrize(
     ("fields", "field", "told"),
     [
@@ -120,6 +127,14 @@ def nested(depth):
         ),
         ({"guided_json": {"multipleOf": 1_000_003}}, "guided_json", "multipleOf"),
         ({"guided_json": {"multipleOf": 1e300}}, "guided_json", "multipleOf"),
+        # A recursion without an end in the library, and integers that it writes wrongly.
+        ({"guided_json": {"const": -(2**63)}}, "guided_json", "2**53"),
+        ({"guided_json": {"enum": [1, {"id": [2**53 + 1]}]}}, "guided_json", "2**53"),
+        ({"guided_json": {"type": "integer", "maximum": -1e19}}, "guided_json", "maximum"),
+        ({"guided_json": {"items": {"minimum": 2**60}}}, "guided_json", "at most 2**53"),
+        ({"guided_grammar": f'start: %json {{"const": {-(2**63)}}}'}, "guided_grammar", "2**53"),
+        ({"guided_grammar": 'start: %json {"a'}, "guided_grammar", "%json"),
+        ({"guided_grammar": rule_chain(5000)}, "guided_grammar", "4096"),
         ({"guided_regex": "a" * 300_000}, "guided_regex", "262144"),
         ({"guided_grammar": " "}, "guided_grammar", "empty"),
         ({"guided_grammar": "root ::= ((("}, "guided_grammar", "guided_grammar"),
@@ -147,6 +162,32 @@ def test_a_malformed_or_oversized_form_is_named(fields, field, told):
     error = refusal(chat, make_factory(), **fields)
     assert error.param == field
     assert told in error.message
+
+
+def test_bounds_of_64_bit_integers_are_passed_on():
+    schema = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
+    assert chat(make_factory(), guided_json=schema).request.structured_output is not None
+
+
+def ref_chain(length):
+    links = {
+        f"a{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}}
+        for i in range(length)
+    }
+    return {"$defs": {**links, f"a{length}": {"const": 1}}, "$ref": "#/$defs/a0"}
+
+
+_COMPILE = """
+import asyncio
+from tests.unit.frontend import test_structured as t
+for fields in ({"guided_json": t.ref_chain(1300)}, {"guided_grammar": t.rule_chain(2000)}):
+    asyncio.run(t._check(t.make_factory(), **fields))
+"""
+
+
+def test_the_deepest_grammars_that_are_taken_fit_the_stack_that_compiles_them():
+    process = subprocess.run([sys.executable, "-c", _COMPILE], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
 
 
 def test_clients_cannot_delay_a_constraint():

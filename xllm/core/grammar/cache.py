@@ -25,6 +25,9 @@ _NUM_RECENT = 256
 # Memory of all grammars that are known, in use or not; see ``Compilation.num_bytes``.
 _MAX_BYTES = 512 << 20
 _NUM_THREADS = 2
+# The library follows rules and references by recursion: up to 8 kB a level were seen, and intake
+# lets 4096 of them through. Only what is used of a stack takes memory.
+_STACK_BYTES = 64 << 20
 # A lane more for so many requests (the scheduler and the worker ask once for each), as long as
 # compiling is quick: a lane costs that again, and a lexer.
 _ASKED_PER_LANE = 16
@@ -257,7 +260,11 @@ class GrammarCache:
     def _start_thread(self) -> None:
         if self._num_threads < _NUM_THREADS:
             self._num_threads += 1
-            threading.Thread(target=self._work, name="grammars", daemon=True).start()
+            usual = threading.stack_size(_STACK_BYTES)
+            try:
+                threading.Thread(target=self._work, name="grammars", daemon=True).start()
+            finally:
+                threading.stack_size(usual)
 
     def _work(self) -> None:
         while True:

@@ -9,6 +9,7 @@ into ``Request.structured_output``; the field named there is the one that errors
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from decimal import Decimal
 from typing import Any
@@ -26,6 +27,10 @@ MAX_SCHEMA_OBJECTS = 4096  # compiling takes time quadratic in their number
 MAX_MULTIPLE = 100_000  # of multipleOf, in units of its last decimal: compiled to as many states
 MAX_CHOICES = 4096
 MAX_PATTERN_PROPERTIES = 128  # compiling takes time cubic in their number
+MAX_GRAMMAR_PARTS = 4096  # rules and groups of Lark: the compiling thread's stack is for so many
+# The library reads numbers as doubles: integers beyond this are not told apart, and a range that
+# ends at the least one of 64 bits sends it into a recursion without an end.
+MAX_EXACT = 1 << 53
 
 # Field of a body -> kind of constraint; the former names of vLLM, then those of SGLang.
 _ALIASES = {
@@ -38,6 +43,8 @@ _ALIASES = {
     "ebnf": "grammar",
 }
 _FORMATS = "text, json_object, json_schema or structural_tag"
+_BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
+_EMBEDDED_SCHEMA = re.compile(r"%json\s*")
 _TO_ESCAPE = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 
 
@@ -137,7 +144,9 @@ def _lower(params: StructuredOutputsParams) -> tuple[str, str]:
         if len(params.grammar) > MAX_GRAMMAR_BYTES:
             raise GrammarError(f"a grammar may have at most {MAX_GRAMMAR_BYTES} bytes")
         is_ebnf = "::=" in params.grammar
-        return "lark", ebnf_to_lark(params.grammar) if is_ebnf else params.grammar
+        lark = ebnf_to_lark(params.grammar) if is_ebnf else params.grammar
+        _check_lark(lark)
+        return "lark", lark
     if params.structural_tag is not None:
         return "lark", tags_to_lark(params.structural_tag, check_schema)
     return "json_schema", '{"type":"object"}'
@@ -197,19 +206,25 @@ def _convert(field: str, value: dict[str, Any]) -> StructuredOutputsParams:
 
 def _check_size(schema: dict[str, Any]) -> None:
     num_objects = num_patterns = 0
-    todo: list[tuple[Any, int]] = [(schema, 1)]
+    todo: list[tuple[Any, int, bool]] = [(schema, 1, False)]
     while todo:
-        value, depth = todo.pop()
+        value, depth, is_literal = todo.pop()
         if depth > MAX_SCHEMA_DEPTH:
             raise GrammarError(f"a schema may be nested at most {MAX_SCHEMA_DEPTH} deep")
         if isinstance(value, dict):
             num_objects += 1
             _check_multiple(value.get("multipleOf"))
+            _check_bounds(value)
             patterns = value.get("patternProperties")
             num_patterns += len(patterns) if isinstance(patterns, dict) else 0
-            todo += [(entry, depth + 1) for entry in value.values()]
+            todo += [
+                (entry, depth + 1, is_literal or key in ("const", "enum"))
+                for key, entry in value.items()
+            ]
         elif isinstance(value, list):
-            todo += [(entry, depth + 1) for entry in value]
+            todo += [(entry, depth + 1, is_literal) for entry in value]
+        elif is_literal and isinstance(value, int | float) and abs(value) > MAX_EXACT:
+            raise GrammarError("const and enum may have numbers from -2**53 to 2**53 only")
     if num_patterns > MAX_PATTERN_PROPERTIES:
         raise GrammarError(
             f"a schema may have at most {MAX_PATTERN_PROPERTIES} patternProperties, got "
@@ -227,3 +242,32 @@ def _check_multiple(value: object) -> None:
         whole = int("".join(map(str, digits))) * 10 ** min(max(0, int(exponent)), 9)
         if whole > MAX_MULTIPLE:
             raise GrammarError(f"multipleOf may have a value of at most {MAX_MULTIPLE}")
+
+
+def _check_bounds(schema: dict[str, Any]) -> None:
+    """Refuse a range of which no integer is exact."""
+    for key, sign in _BOUNDS.items():
+        value = schema.get(key)
+        if isinstance(value, int | float) and sign * value > MAX_EXACT:
+            limit = "at most 2**53" if sign > 0 else "at least -2**53"
+            raise GrammarError(f"{key} must be {limit}")
+
+
+def _check_lark(text: str) -> None:
+    """Hold a grammar's nesting, and the schemas in it, to what can be compiled.
+
+    Rules that refer to each other are as deep as there are rules. Marks inside of texts and
+    expressions count too: it is an upper bound that needs no parser.
+    """
+    num_parts = sum(map(text.count, ":([{"))
+    if num_parts > MAX_GRAMMAR_PARTS:
+        raise GrammarError(
+            f"a grammar may have at most {MAX_GRAMMAR_PARTS} colons and opening brackets, got "
+            f"{num_parts}"
+        )
+    for match in _EMBEDDED_SCHEMA.finditer(text):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            raise GrammarError("%json must be followed by a JSON schema") from None
+        check_schema(schema)
