@@ -105,8 +105,10 @@ class ProcessEngineClient:
         self._channel = ClientChannel(
             self._folder.address, self._peer_id, ToServer, self._on_messages
         )
-        # The engine needs nothing of the server's slice, least of all its keys.
-        self._engine_config = dataclasses.replace(config, server=ServerConfig())
+        # The engine needs nothing of the server's slice, least of all its keys: but a configuration
+        # with a profiler's folder is only one with the administration routes.
+        server = ServerConfig(enable_admin=config.server.enable_admin)
+        self._engine_config = dataclasses.replace(config, server=server)
         self._process = EngineProcess(self._on_exit, config.execution.device, spawned)
 
     async def spawn(self) -> None:
