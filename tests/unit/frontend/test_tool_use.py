@@ -162,6 +162,13 @@ def test_shared_parts_of_two_tools_schemas_stay_apart():
         assert schema["$defs"][ref.removeprefix("#/$defs/")] == {"type": kind}
 
 
+def test_forced_arguments_are_an_object_whatever_else_a_schema_allows():
+    tools = [function("f", type=["object", "null"])]
+    schema, _ = schema_of(stack(), tools=tools, tool_choice="required")
+    (call,) = schema["items"]["anyOf"]
+    assert call["properties"]["arguments"]["type"] == "object"
+
+
 def test_a_forced_call_comes_after_the_thoughts():
     made = stack(reasoning="qwen3")
     _, output = schema_of(made, tools=[ADD], tool_choice=NAMED)
@@ -188,6 +195,8 @@ def test_tools_of_choice_none_are_neither_shown_nor_called():
     ("fields", "param"),
     [
         ({"tools": [function("no spaces")]}, "tools"),
+        ({"tools": [function("f", type="string")]}, "tools"),  # arguments are an object
+        ({"tools": [function("f", type=["array", "null"])]}, "tools"),
         ({"tools": [PING] * 129}, "tools"),
         ({"tools": [PING], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         (

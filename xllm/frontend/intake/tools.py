@@ -146,7 +146,7 @@ def _arguments(parameters: Schema, prefix: str) -> dict[str, Any]:
     A model that is free to invent parameters does so for ever.
     """
     schema = {k: v for k, v in parameters.items() if k not in ("$defs", "definitions")}
-    schema.setdefault("type", "object")
+    schema["type"] = "object"  # and nothing else that it may name beside
     schema.setdefault("properties", {})
     if not any(key in schema for key in ("anyOf", "oneOf", "allOf", "$ref", "patternProperties")):
         schema.setdefault("additionalProperties", False)
@@ -189,4 +189,7 @@ def _function(tool: dict[str, Any], path: str) -> tuple[str, Schema]:
     parameters = function.get("parameters") if isinstance(function, dict) else None
     if parameters is not None and not isinstance(parameters, dict):
         raise ValueError(f"{path}.function.parameters must be a JSON schema object")
+    type_ = (parameters or {}).get("type") or "object"
+    if "object" not in (type_ if isinstance(type_, list) else [type_]):
+        raise ValueError(f"{path}.function.parameters.type must be 'object'")
     return name, parameters or {}
