@@ -1,6 +1,7 @@
 import asyncio
 import json
 import math
+import resource
 from types import SimpleNamespace
 
 import pytest
@@ -204,6 +205,22 @@ def test_an_engine_that_does_not_start_is_one_line(batch, monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == (
         "xllm run-batch: error: --max-model-len is more than the model allows"
     )
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(batch, capsys):
+    lines = [request(name) for name in "abcdef"]
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, usual[1]))
+    try:
+        code, _ = batch(*lines, read=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert code == 2 and batch.stack.closed
+    assert capsys.readouterr().err == (
+        f"xllm run-batch: error: --output-file {batch.target}: File too large\n"
+    )
+    code, answers = batch(*lines)
+    assert code == 0 and sorted(answer["custom_id"] for answer in answers) == list("abcdef")
 
 
 def test_an_output_that_is_something_else_is_left_alone(batch, capsys):

@@ -150,6 +150,7 @@ class AnswerFile:
                 self._file.close()
                 raise ValueError(f"--output-file {path}:{number}: not an answer") from None
         self._file.truncate(whole)
+        self._path = path
 
     def __enter__(self) -> AnswerFile:
         return self
@@ -159,7 +160,11 @@ class AnswerFile:
         self._file.close()
 
     def append(self, custom_id: str, status: int, body: Any) -> None:
-        """Write the answer to one request."""
+        """Write the answer to one request.
+
+        Raises:
+            ValueError: the file takes no more; what it has of this answer goes with the next run.
+        """
         response = {"status_code": status, "request_id": uuid.uuid4().hex, "body": body}
         record = {
             "id": f"batch_req_{uuid.uuid4().hex}",
@@ -168,8 +173,11 @@ class AnswerFile:
             "error": None,
         }
         line = memoryview(json.dumps(record).encode() + b"\n")
-        while line:
-            line = line[self._file.write(line) :]
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            raise ValueError(f"--output-file {self._path}: {error.strerror}") from None
         self.num_new += 1
         self.num_failed += status != 200
 
@@ -217,7 +225,11 @@ async def _answer_all(
     engine_lives: Callable[[], bool],
     show: bool,
 ) -> None:
-    """Answer every line, unless the engine ends: then the rest has no answer."""
+    """Answer every line, unless the engine ends: then the rest has no answer.
+
+    Raises:
+        ValueError: the answers cannot be written.
+    """
     from tqdm import tqdm
 
     waiting = iter(lines)
@@ -231,9 +243,12 @@ async def _answer_all(
                 answers.append(line["custom_id"], status, body)
                 bar.update()
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(at_once, len(lines))):
-                group.create_task(work())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(at_once, len(lines))):
+                    group.create_task(work())
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None  # for which the others were cancelled
 
 
 async def _answer(
