@@ -210,7 +210,7 @@ def test_an_engine_that_does_not_start_is_one_line(batch, monkeypatch, capsys):
 def test_a_full_disk_is_one_line_and_the_same_command_goes_on(batch, capsys):
     lines = [request(name) for name in "abcdef"]
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (700, usual[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, usual[1]))
     try:
         code, _ = batch(*lines, read=False)
     finally:
