@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import pytest
-from fake_stack import FakeStack, Running
+from fake_stack import FakeStack, Running, stream_of
 
 
 @pytest.mark.parametrize("piece", [b"A: bcde\r\n" * 111, b"x" * 1000])
@@ -153,6 +153,26 @@ def test_very_many_offers_that_arrive_together_are_served() -> None:
     get = b"GET /health HTTP/1.1\r\nHost: x\r\n"
     found = answers_to((get + WEBSOCKET + b"\r\n") * 2000 + get + b"Connection: close\r\n\r\n")
     assert found == [(b"200", {"status": "ok"})] * 2001
+
+
+def test_a_stream_over_http_1_0_is_not_cut_into_chunks_and_ends_with_its_connection() -> None:
+    async def handle(body: Any) -> Any:
+        return stream_of([{"i": 0}], [{"i": 1}])
+
+    async def scenario() -> None:
+        async with Running(FakeStack(handle)) as server:
+            body = b'{"prompt": "x", "stream": true}'
+            post = b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b"
+            reader, _ = await server.send(post % (len(body), body))
+            answer = await asyncio.wait_for(reader.read(), 5.0)
+            head, _, events = answer.partition(b"\r\n\r\n")
+            assert b"transfer-encoding" not in head and b"connection: close" in head
+            assert events == b'data: {"i":0}\n\ndata: {"i":1}\n\ndata: [DONE]\n\n'
+            reader, _ = await server.send(b"GET /health HTTP/1.0\r\n\r\n")
+            answer = await asyncio.wait_for(reader.read(), 5.0)
+            assert b"content-length: 15\r\n" in answer and answer.endswith(b'{"status":"ok"}')
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(("path", "status"), [(b"/ws", b"404"), (b"/v1/completions", b"405")])

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on one connection: what a client may send, and how long it may take."""
+"""HTTP on one connection: what a client may send, and how long it may take."""
 
 from __future__ import annotations
 
@@ -120,6 +120,8 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._stop_timer()
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            _end_with_connection(self.cycle)
         if not self.pipeline:
             self._running = self.cycle
 
@@ -154,3 +156,22 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+
+
+def _end_with_connection(cycle: RequestResponseCycle) -> None:
+    """Have an answer of no stated length end where its connection does: HTTP/1.0 has no chunks."""
+    send_framed = cycle.send
+    has_length = True
+
+    async def send(message: Any) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            headers = message.get("headers", ())
+            has_length = any(name.lower() == b"content-length" for name, _ in headers)
+            if not has_length:
+                cycle.chunked_encoding = False
+        elif not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send_framed(message)
+
+    cycle.send = send  # type: ignore[method-assign]
