@@ -52,6 +52,7 @@ TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "trigg
         ({"guided_regex": "[0-9]"}, "regex", "[0-9]"),
         ({"guided_choice": ["yes", "no"]}, "regex", "yes|no"),
         ({"guided_grammar": 'start: "a"'}, "lark", 'start: "a"'),
+        ({"guided_grammar": 'start: "%json"'}, "lark", 'start: "%json"'),
         ({"regex": "[0-9]"}, "regex", "[0-9]"),
         ({"json_schema": SCHEMA_TEXT}, "json_schema", SCHEMA_TEXT),
     ],

@@ -44,7 +44,8 @@ _ALIASES = {
 }
 _FORMATS = "text, json_object, json_schema or structural_tag"
 _BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
-_EMBEDDED_SCHEMA = re.compile(r"%json\s*")
+# The library takes nothing but white space between the two; a mere text may say "%json".
+_EMBEDDED_SCHEMA = re.compile(r"%json\s*(?=\{)")
 _TO_ESCAPE = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 
 
