@@ -34,6 +34,7 @@ from xllm.core.messages.server import EngineReady, EngineStats, OutputBatch
 from xllm.core.request.finish import FinishReason
 from xllm.entrypoints.http.activity import Activity
 from xllm.entrypoints.http.app import create_app
+from xllm.entrypoints.http.connection import WRITE_BODY
 from xllm.entrypoints.http.lifecycle import WebServer
 from xllm.frontend.intake.served import ServedModels
 from xllm.frontend.services import (
@@ -181,6 +182,7 @@ async def measure_unsent(app: ASGIApp, path: str, streams: int, tokens: int) -> 
             "server": None,
             "scheme": "http",
             "http_version": "1.1",
+            WRITE_BODY: lambda body: True,
         }
         await app(scope, receive, send)
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,10 +24,31 @@ async def echo(body: Any) -> Any:
     return {"echo": type(body).__name__}
 
 
-class FakeStack:
-    """Answers every service call with ``handle``."""
+class Asked:
+    """The chunks of a generator, which relays none: they are to be asked for."""
 
-    def __init__(self, handle: Callable[[Any], Awaitable[Any]] = echo) -> None:
+    def __init__(self, chunks: Any) -> None:
+        self._chunks = chunks
+        self.aclose = chunks.aclose
+
+    def __aiter__(self) -> Any:
+        return self
+
+    async def __anext__(self) -> Any:
+        return await anext(self._chunks)
+
+    async def relay(self, write: Callable[[list[Any]], bool]) -> None:
+        pass
+
+
+class FakeStack:
+    """Answers every service call with ``answer``; it may be a generator of chunks."""
+
+    def __init__(self, answer: Callable[[Any], Awaitable[Any]] = echo) -> None:
+        async def handle(body: Any) -> Any:
+            answered = await answer(body)
+            return Asked(answered) if isinstance(answered, AsyncGenerator) else answered
+
         self.services: Any = SimpleNamespace(
             chat=SimpleNamespace(handle=handle),
             completions=SimpleNamespace(handle=handle),

