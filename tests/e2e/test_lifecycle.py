@@ -130,8 +130,8 @@ def test_sigkill_while_loading_leaves_nothing_behind(model: Path) -> None:
         children = server.children()
         kill(server.process.pid)
         server.process.wait(5)
-        wait(lambda c=children: gone(c), 2)  # type: ignore[misc]
-        wait(lambda: leftovers() <= before, 2)
+        wait(lambda c=children: gone(c), 5)  # type: ignore[misc]
+        wait(lambda: leftovers() <= before, 5)
         server.stop()
 
 

@@ -9,7 +9,7 @@ from xllm.entrypoints.cli import main as cli
 from xllm.version import __version__
 
 HELP_SECONDS = 0.3
-HEAVY = ("torch", "fastapi", "numpy", "httpx", "tokenizers")
+HEAVY = ("torch", "starlette", "numpy", "httpx", "tokenizers")
 
 
 def python(*arguments):

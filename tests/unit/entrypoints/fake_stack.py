@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from xllm.core.config import ServerConfig
 from xllm.core.messages.server import EngineStats
@@ -81,11 +81,11 @@ class FakeStack:
         self.resets += 1
 
 
-def app_of(stack: FakeStack, **config: Any) -> FastAPI:
+def app_of(stack: FakeStack, **config: Any) -> Starlette:
     return create_app(stack, ServerConfig(**config), Activity())  # type: ignore[arg-type]
 
 
-def client_of(app: FastAPI, key: str | None = None) -> httpx.AsyncClient:
+def client_of(app: Starlette, key: str | None = None) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(app),
         base_url="http://server",
@@ -93,7 +93,9 @@ def client_of(app: FastAPI, key: str | None = None) -> httpx.AsyncClient:
     )
 
 
-def call(app: FastAPI, method: str, path: str, key: str | None = None, **kw: Any) -> httpx.Response:
+def call(
+    app: Starlette, method: str, path: str, key: str | None = None, **kw: Any
+) -> httpx.Response:
     async def once() -> httpx.Response:
         async with client_of(app, key) as client:
             return await client.request(method, path, **kw)

@@ -208,3 +208,12 @@ def test_comparing_keys_takes_the_same_time_for_near_and_far_misses() -> None:
 def test_probes_may_ask_with_head(path: str) -> None:
     response = call(app_of(FakeStack(), api_key=[KEY]), "HEAD", path)
     assert response.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/llm/v1/models"])
+def test_a_prefix_of_the_proxy_may_be_left_in_place_or_not(path: str) -> None:
+    app = app_of(FakeStack(), root_path="/llm", api_key=[KEY])
+    assert call(app, "GET", path, KEY).status_code == 200
+    assert call(app, "GET", path).status_code == 401
+    assert call(app, "GET", "/other" + path, KEY).status_code == 404
+    assert call(app, "GET", path.replace("/v1/models", "/health")).status_code == 200

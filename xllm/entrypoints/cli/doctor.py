@@ -23,7 +23,7 @@ REQUIRED = (
     "numpy",
     "msgspec",
     "pyzmq",
-    "fastapi",
+    "starlette",
     "uvicorn",
     "uvloop",
     "httptools",

@@ -41,16 +41,20 @@ class Activity:
 
 
 class ActivityMiddleware:
-    """Outermost ASGI middleware: keeps an ``Activity`` and notes the server's send function."""
+    """Outermost ASGI middleware: keeps an ``Activity`` and notes what the application's innermost
+    needs: the server's send function, and the path prefix that a proxy may have left in place."""
 
-    def __init__(self, app: ASGIApp, activity: Activity) -> None:
+    def __init__(self, app: ASGIApp, activity: Activity, root_path: str = "") -> None:
         self._app = app
         self._activity = activity
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count the request while it is answered."""
         self._activity.enter()
         scope[RAW_SEND] = send
+        if self._root_path:
+            scope["root_path"] = self._root_path
         try:
             await self._app(scope, receive, send)
         finally:

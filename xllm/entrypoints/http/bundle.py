@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 _FOLDER = Path(__file__).with_name("web")
 _MEDIA_TYPES = {

@@ -5,9 +5,10 @@ from __future__ import annotations
 import http
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xllm.core.observability.logging import get_logger
@@ -49,7 +50,7 @@ def error_response(error: Exception, dialect: Dialect = OPENAI) -> Response:
     )
 
 
-def install_handlers(app: FastAPI) -> None:
+def install_handlers(app: Starlette) -> None:
     """Give the framework's own errors (404, 405, ...) the envelope too."""
 
     async def on_http_error(request: Request, error: Exception) -> Response:

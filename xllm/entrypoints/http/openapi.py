@@ -7,29 +7,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from fastapi.routing import APIRoute
 
+from xllm.entrypoints.http.router import ApiRoute
 from xllm.entrypoints.http.security import PUBLIC_PATHS
 from xllm.frontend.protocol.errors import ErrorResponse
 from xllm.version import __version__
 
 _REF = "#/components/schemas/{name}"
-_BODY = "x-body"
 _JSON = "application/json"
 
 
-def accepts(schema: type) -> dict[str, Any]:
-    """For a route's ``openapi_extra``: the type that its body is decoded to."""
-    return {_BODY: schema}
-
-
-def openapi_document(routes: Sequence[object]) -> dict[str, Any]:
+def openapi_document(routes: Sequence[ApiRoute]) -> dict[str, Any]:
     """OpenAPI 3.1 of an application's routes.
 
     Answers are described by their status and media type only: every error has the envelope.
     """
-    served = [r for r in routes if isinstance(r, APIRoute) and r.include_in_schema]
-    bodies = [route.openapi_extra[_BODY] for route in served if route.openapi_extra]
+    served = [route for route in routes if route.include_in_schema]
+    bodies = [route.body for route in served if route.body is not None]
     (*body_schemas, error_schema), components = msgspec.json.schema_components(
         [*bodies, ErrorResponse], ref_template=_REF
     )
@@ -39,11 +33,10 @@ def openapi_document(routes: Sequence[object]) -> dict[str, Any]:
         path = re.sub(r"{(\w+):\w+}", r"{\1}", route.path)
         for method in sorted((route.methods or set()) - {"HEAD"}):
             operation = _operation(route, path, method, error_schema)
-            if route.openapi_extra:
-                schema = schema_of[route.openapi_extra[_BODY]]
+            if route.body is not None:
                 operation["requestBody"] = {
                     "required": True,
-                    "content": {_JSON: {"schema": schema}},
+                    "content": {_JSON: {"schema": schema_of[route.body]}},
                 }
             paths.setdefault(path, {})[method.lower()] = operation
     return {
@@ -58,11 +51,11 @@ def openapi_document(routes: Sequence[object]) -> dict[str, Any]:
     }
 
 
-def _operation(route: APIRoute, path: str, method: str, error_schema: Any) -> dict[str, Any]:
+def _operation(route: ApiRoute, path: str, method: str, error_schema: Any) -> dict[str, Any]:
     name = re.sub(r"\W+", "_", path).strip("_")
     operation: dict[str, Any] = {
         "operationId": f"{method.lower()}_{name}",
-        "summary": (route.endpoint.__doc__ or "").partition("\n")[0],
+        "summary": (route.answered_by.__doc__ or "").partition("\n")[0],
         "parameters": [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"{(\w+)}", path)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from xllm.entrypoints.http.exchange import exchange, services_of
-from xllm.entrypoints.http.openapi import accepts
+from xllm.entrypoints.http.router import ApiRouter
 from xllm.frontend.protocol.pooling import ClassificationRequest
 
-router = APIRouter()
+router = ApiRouter()
 
 
-@router.post("/v1/classify", openapi_extra=accepts(ClassificationRequest))
-@router.post("/classify", openapi_extra=accepts(ClassificationRequest))
+@router.post("/v1/classify", body=ClassificationRequest)
+@router.post("/classify", body=ClassificationRequest)
 async def classify(request: Request) -> Response:
     """The label of each input."""
     return await exchange(request, ClassificationRequest, services_of(request).pooling.classify)

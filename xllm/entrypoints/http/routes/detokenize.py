@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from xllm.entrypoints.http.exchange import exchange, services_of
-from xllm.entrypoints.http.openapi import accepts
+from xllm.entrypoints.http.router import ApiRouter
 from xllm.frontend.protocol.tokenize import DetokenizeRequest
 
-router = APIRouter()
+router = ApiRouter()
 
 
-@router.post("/detokenize", openapi_extra=accepts(DetokenizeRequest))
+@router.post("/detokenize", body=DetokenizeRequest)
 async def detokenize(request: Request) -> Response:
     """The text of token ids."""
     return await exchange(request, DetokenizeRequest, services_of(request).tokenize.detokenize)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from xllm.entrypoints.http.exchange import json_response, stack_of
+from xllm.entrypoints.http.router import ApiRouter
 
-router = APIRouter()
+router = ApiRouter()
 
 
-@router.api_route("/health", methods=["GET", "HEAD"])
+@router.get("/health")
 async def health(request: Request) -> Response:
     """200 when a request would be served; 503 while loading or draining and with a dead engine."""
     state = await stack_of(request).health()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from xllm.entrypoints.http.exchange import json_response, stack_of
+from xllm.entrypoints.http.router import ApiRouter
 
-router = APIRouter()
+router = ApiRouter()
 
 
 @router.get("/load")

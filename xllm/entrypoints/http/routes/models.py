@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from xllm.entrypoints.http.exchange import json_response, services_of
+from xllm.entrypoints.http.router import ApiRouter
 
-router = APIRouter()
+router = ApiRouter()
 
 
 @router.get("/v1/models")
@@ -16,6 +18,7 @@ async def list_models(request: Request) -> Response:
 
 
 @router.get("/v1/models/{name:path}")
-async def get_model(request: Request, name: str) -> Response:
+async def get_model(request: Request) -> Response:
     """One served model."""
+    name = request.path_params["name"]
     return json_response(services_of(request).models.get(name))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
+from xllm.entrypoints.http.router import ApiRouter
 from xllm.entrypoints.http.routes.health import health
 
-router = APIRouter()
-router.add_api_route("/ping", health, methods=["GET", "HEAD", "POST"])
+router = ApiRouter()
+router.add("/ping", health, methods=["GET", "HEAD", "POST"])

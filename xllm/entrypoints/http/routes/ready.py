@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from xllm.entrypoints.http.exchange import json_response, stack_of
+from xllm.entrypoints.http.router import ApiRouter
 
-router = APIRouter()
+router = ApiRouter()
 
 
-@router.api_route("/ready", methods=["GET", "HEAD"])
+@router.get("/ready")
 async def ready(request: Request) -> Response:
     """200 from the moment the first token can be made until draining begins; asks no engine."""
     is_ready = stack_of(request).accepting

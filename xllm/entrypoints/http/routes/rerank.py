@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from xllm.entrypoints.http.exchange import exchange, services_of
-from xllm.entrypoints.http.openapi import accepts
+from xllm.entrypoints.http.router import ApiRouter
 from xllm.frontend.protocol.pooling import RerankRequest
 
-router = APIRouter()
+router = ApiRouter()
 
 
-@router.post("/v1/rerank", openapi_extra=accepts(RerankRequest))
-@router.post("/v2/rerank", openapi_extra=accepts(RerankRequest))
-@router.post("/rerank", openapi_extra=accepts(RerankRequest))
+@router.post("/v1/rerank", body=RerankRequest)
+@router.post("/v2/rerank", body=RerankRequest)
+@router.post("/rerank", body=RerankRequest)
 async def rerank(request: Request) -> Response:
     """Documents by their relevance to a query."""
     return await exchange(request, RerankRequest, services_of(request).pooling.rerank)
