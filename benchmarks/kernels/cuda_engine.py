@@ -308,7 +308,7 @@ def idle(engine: Engine) -> dict[str, float]:
     meter = engine.worker._idle
     for batch in (1, 64, 256):
         begin = meter._count
-        engine.submit(workloads.fixed(batch, 64, 300, VOCAB, 400 + batch))
+        engine.submit(workloads.fixed(batch, 64, 600, VOCAB, 400 + batch))
         engine.run()
         gaps = meter._gaps[begin + 1 : meter._count]
         for percent in (50, 99):
