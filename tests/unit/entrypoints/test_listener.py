@@ -1,13 +1,15 @@
 """Accepting connections: many at once, none lost, none after the end."""
 
 import asyncio
+import contextlib
 import errno
 import socket
+import time
 from typing import Any
 
 import pytest
 import uvloop
-from fake_stack import until
+from fake_stack import FakeStack, Running, until
 
 from xllm.entrypoints.http import listener as listener_module
 from xllm.entrypoints.http.listener import Listener
@@ -103,5 +105,25 @@ def test_what_is_not_open_at_the_end_is_closed() -> None:
                 client.close()
             assert got.count(b"hello") == opened
             assert got.count(b"") == 64 - opened
+
+    uvloop.run(scenario())
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_server_that_stops_closes_connections_that_are_being_opened(turns: int) -> None:
+    async def scenario() -> None:
+        server = Running(FakeStack())
+        await server.__aenter__()
+        clients = connected(("127.0.0.1", server.port), 24)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        begin = time.monotonic()
+        await server.__aexit__()
+        assert time.monotonic() - begin < 0.9  # did not wait for one that nobody closes
+        for client in clients:
+            client.settimeout(1)
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+            client.close()
 
     uvloop.run(scenario())

@@ -217,3 +217,12 @@ def test_a_prefix_of_the_proxy_may_be_left_in_place_or_not(path: str) -> None:
     assert call(app, "GET", path).status_code == 401
     assert call(app, "GET", "/other" + path, KEY).status_code == 404
     assert call(app, "GET", path.replace("/v1/models", "/health")).status_code == 200
+
+
+def test_routes_answer_the_methods_that_they_name_and_no_other() -> None:
+    app = app_of(FakeStack())
+    assert call(app, "HEAD", "/health").status_code == 200
+    assert call(app, "GET", "/v1/models").status_code == 200
+    refused = call(app, "HEAD", "/v1/models")  # a GET may have an effect
+    assert refused.status_code == 405
+    assert refused.headers["allow"] == "GET"

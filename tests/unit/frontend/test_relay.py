@@ -117,7 +117,15 @@ def test_a_response_is_relayed_with_the_same_events():
     assert one[-1][0] == "response.completed"
 
 
-def test_an_error_while_chunks_are_shaped_fails_their_stream_alone(monkeypatch):
+class Panic(BaseException):
+    """As extensions written in Rust raise."""
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), StopIteration(), Panic()])
+def test_an_error_while_chunks_are_shaped_fails_their_stream_alone(monkeypatch, error):
+    def shape(news):
+        raise error
+
     async def scenario():
         stack = Stack()
         streams = [stack.start("completion", stream=True, max_tokens=9) for _ in range(2)]
@@ -126,9 +134,9 @@ def test_an_error_while_chunks_are_shaped_fails_their_stream_alone(monkeypatch):
         broken, fine = [Client(await stream) for stream in streams]
         reading = [asyncio.ensure_future(client.read()) for client in (broken, fine)]
         await asyncio.sleep(0.01)
-        monkeypatch.setattr(broken.stream._maker, "chunks", lambda news: 1 / 0)
+        monkeypatch.setattr(broken.stream._maker, "chunks", shape)
         stack.client.deliver(*(row(handle, stack.ids("b")) for handle in handles))
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises((ZeroDivisionError, RuntimeError)):
             await reading[0]
         await broken.stream.aclose()
         assert stack.client.aborted == [(handles[0], -1, False)]

@@ -224,6 +224,7 @@ class WebServer(uvicorn.Server):
         """Accept nothing more and close every connection."""
         for listener in self._listeners:
             listener.close()
+            await listener.wait_closed()
         await super().shutdown(sockets)
 
     def _new_protocol(self) -> GuardedHttpProtocol:

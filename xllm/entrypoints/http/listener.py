@@ -53,6 +53,11 @@ class Listener:
         while self._accepted:
             self._accepted.popleft().close()
 
+    async def wait_closed(self) -> None:
+        """Wait until what was being opened is, so that whoever closes connections finds it."""
+        while self._opening:
+            await asyncio.wait(self._opening)
+
     def _listen(self) -> None:
         self._loop.add_reader(self._listener, self._accept)
 

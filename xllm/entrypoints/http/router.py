@@ -40,6 +40,7 @@ class ApiRoute(Route):
             return await endpoint(request)
 
         super().__init__(path, answer, methods=methods, include_in_schema=documented)
+        self.methods = set(methods)  # Starlette would add HEAD, and a GET may have an effect
         self.answered_by = endpoint
         self.body = body
 
@@ -67,21 +68,21 @@ class ApiRouter:
         route = ApiRoute(path, endpoint, methods, body=body, documented=self._documented)
         self.routes.append(route)
 
-    def get(self, path: str) -> Declare:
-        """Decorator of what answers GET and HEAD."""
-        return self._declare(path, "GET")
+    def get(self, path: str, *, head: bool = False) -> Declare:
+        """Decorator of what answers GET, and HEAD if asked to."""
+        return self._declare(path, ["GET", "HEAD"] if head else ["GET"])
 
     def post(self, path: str, body: type | None = None) -> Declare:
         """Decorator of what answers POST."""
-        return self._declare(path, "POST", body)
+        return self._declare(path, ["POST"], body)
 
     def delete(self, path: str) -> Declare:
         """Decorator of what answers DELETE."""
-        return self._declare(path, "DELETE")
+        return self._declare(path, ["DELETE"])
 
-    def _declare(self, path: str, method: str, body: type | None = None) -> Declare:
+    def _declare(self, path: str, methods: Sequence[str], body: type | None = None) -> Declare:
         def declare(endpoint: Endpoint) -> Endpoint:
-            self.add(path, endpoint, [method], body)
+            self.add(path, endpoint, methods, body)
             return endpoint
 
         return declare

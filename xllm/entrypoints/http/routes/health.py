@@ -11,7 +11,7 @@ from xllm.entrypoints.http.router import ApiRouter
 router = ApiRouter()
 
 
-@router.get("/health")
+@router.get("/health", head=True)
 async def health(request: Request) -> Response:
     """200 when a request would be served; 503 while loading or draining and with a dead engine."""
     state = await stack_of(request).health()

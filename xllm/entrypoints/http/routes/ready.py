@@ -11,7 +11,7 @@ from xllm.entrypoints.http.router import ApiRouter
 router = ApiRouter()
 
 
-@router.get("/ready")
+@router.get("/ready", head=True)
 async def ready(request: Request) -> Response:
     """200 from the moment the first token can be made until draining begins; asks no engine."""
     is_ready = stack_of(request).accepting

@@ -25,19 +25,19 @@ def _bundle() -> Bundle:
     return Bundle()
 
 
-@router.get("/")
+@router.get("/", head=True)
 async def chat_page(request: Request) -> Response:
     """The chat page."""
     return _bundle().respond(request, "chat.html")
 
 
-@router.get("/dashboard")
+@router.get("/dashboard", head=True)
 async def dashboard(request: Request) -> Response:
     """The live dashboard."""
     return _bundle().respond(request, "dashboard.html")
 
 
-@router.get("/web/{name:path}")
+@router.get("/web/{name:path}", head=True)
 async def web_file(request: Request) -> Response:
     """A script, style or image of the pages.
 

@@ -137,10 +137,11 @@ class AnswerStream:
         try:
             if not self._on_news():
                 self._wake()
-        except Exception as error:
-            self._wake(error)
+        except BaseException as error:  # whatever it is, no other stream is to suffer from it
+            plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            self._wake(error if plain else RuntimeError(repr(error)))
 
-    def _wake(self, error: Exception | None = None) -> None:
+    def _wake(self, error: BaseException | None = None) -> None:
         self._on_news = None
         waiter = self._waiter
         if waiter is None or waiter.done():
@@ -278,10 +279,13 @@ class OutputDispatcher:
         assert len(self._streams) == self._processor.num_open
 
     def _relay(self) -> None:
-        for stream in list(itertools.islice(self._due, _RELAYED_PER_TURN)):
+        turn = list(itertools.islice(self._due, _RELAYED_PER_TURN))
+        for stream in turn:
             del self._due[stream]
-            stream.relay_news()
+        # First, whatever becomes of this turn.
         self._turn = asyncio.get_running_loop().call_soon(self._relay) if self._due else None
+        for stream in turn:
+            stream.relay_news()
 
     def _unfinished(self, stream: AnswerStream) -> list[AnswerState]:
         return [each for each in stream.answers if each.request.handle in self._streams]
