@@ -125,4 +125,4 @@ def test_no_request_waits_for_a_thread(monkeypatch):
     assert call(app, "POST", BODY_PATH, json={"prompt": "x"}).status_code == 200
     assert len(app.state.routes) > 20
     for route in app.state.routes:
-        assert inspect.iscoroutinefunction(route.answered_by), route.path
+        assert inspect.iscoroutinefunction(inspect.unwrap(route.endpoint)), route.path

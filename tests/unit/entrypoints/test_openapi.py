@@ -27,7 +27,7 @@ def test_every_route_is_named_and_every_body_has_a_schema() -> None:
     assert len(operations) == sum(len(route.methods - {"HEAD"}) for route in routes)
     assert len({operation["operationId"] for operation in operations.values()}) == len(operations)
     for route in routes:
-        reads_body = "exchange(" in inspect.getsource(route.answered_by)
+        reads_body = "exchange(" in inspect.getsource(route.endpoint)
         assert reads_body == (route.body is not None), route.path
 
 

@@ -55,7 +55,7 @@ def _operation(route: ApiRoute, path: str, method: str, error_schema: Any) -> di
     name = re.sub(r"\W+", "_", path).strip("_")
     operation: dict[str, Any] = {
         "operationId": f"{method.lower()}_{name}",
-        "summary": (route.answered_by.__doc__ or "").partition("\n")[0],
+        "summary": (route.endpoint.__doc__ or "").partition("\n")[0],
         "parameters": [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"{(\w+)}", path)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from xllm.entrypoints.http.security import check_key
 
@@ -35,19 +35,14 @@ class ApiRoute(Route):
         body: type | None = None,
         documented: bool = True,
     ) -> None:
+        @functools.wraps(endpoint)
         async def answer(request: Request) -> Response:
             check_key(request)
             return await endpoint(request)
 
         super().__init__(path, answer, methods=methods, include_in_schema=documented)
         self.methods = set(methods)  # Starlette would add HEAD, and a GET may have an effect
-        self.answered_by = endpoint
         self.body = body
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, and tell what comes later which route it was."""
-        scope["route"] = self
-        await super().handle(scope, receive, send)
 
 
 class ApiRouter:

@@ -103,7 +103,6 @@ class ChunkStream(Generic[ChunkT]):
         Also returns when the next ones are to be asked for: the last, and those that take long to
         shape.
         """
-
         reader, maker = self._reader, self._maker
 
         def on_news() -> bool:

@@ -274,9 +274,10 @@ class OutputDispatcher:
             stream.notice(answer)
 
     def check(self) -> None:
-        """Assert that every open answer has a reader and no other is kept."""
+        """Assert that every open answer has a reader, no other is kept, and news get their turn."""
         self._processor.check()
         assert len(self._streams) == self._processor.num_open
+        assert not self._due or self._turn is not None
 
     def _relay(self) -> None:
         turn = list(itertools.islice(self._due, _RELAYED_PER_TURN))
