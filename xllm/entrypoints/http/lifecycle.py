@@ -125,7 +125,7 @@ class _Server:
             return 0
         ready = starting.result()
         gc.freeze()  # full collections need not walk what start-up built: 0.1 s without a token
-        # By default every 700 new objects are looked through, a third of what a request costs.
+        # By default every 700 new objects are looked through, a third of what an intake costs.
         gc.set_threshold(_GC_OBJECTS)
         sys.setswitchinterval(_SWITCH_SECONDS)
         host, port = self._listener.getsockname()[:2]
